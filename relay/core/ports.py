@@ -1,0 +1,388 @@
+"""What the engine needs from the outside: the small interfaces of outbox, broker and clock.
+
+The runner is handed one of each. `relay/outbox.py` (PostgreSQL) and `relay/broker/amqp.py`
+(RabbitMQ) implement them for real, `tests/sim` in virtual time; both pass the same suite.
+
+Rules cited as R, H, L, P, S and invariants as I stand in `docs/protocol.md`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Protocol
+
+from relay.message import Aside, PayloadType, Row
+
+SHARDS = 64
+"""How many shards the ordering keys hash into; a constant of the schema."""
+
+
+# ---------------------------------------------------------------- outbox
+
+
+@dataclass(frozen=True, slots=True)
+class OutboxInfo:
+    """What `Outbox.open` found.
+
+    `is_direct` is false behind a pooling proxy (then nobody listens, nobody arms the doorbell).
+    """
+
+    payload_type: PayloadType
+    is_direct: bool
+    has_doorbell: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """A shard that is ours from now on (L1). `floor` is 0 where it could not be trusted (R5)."""
+
+    shard: int
+    epoch: int
+    floor: int
+    floor_was_void: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """A lease as the holder keeps it: what the fence asks for, and the floor to store.
+
+    `floor` is `None` while nothing may be written (no check yet in this session, R5).
+    """
+
+    epoch: int
+    floor: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class Renewal:
+    """One renewal's answer (L2).
+
+    `renewed`: shards whose lease runs from before the statement was sent. `mine`: every shard
+    that still carries our owner, with its epoch and its floor as now stored; one that is mine
+    and not renewed was locked: try again soon. A shard that we thought ours and that is missing
+    in `mine` (or has another epoch) is lost. `claimable`: free, run out or orphaned shards seen.
+    `relays`: live relays with a broker, this one included when `available`. `next_due_in_s`: time
+    until the next row aside of these shards falls due (<= 0: now), `None` when none waits.
+    """
+
+    renewed: frozenset[int]
+    mine: Mapping[int, tuple[int, int]]
+    claimable: int
+    relays: int
+    is_paused: bool
+    database_time: float
+    next_due_in_s: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class Writer:
+    """An open writing transaction: its virtual id, and its xid (xid8) once it has one."""
+
+    vxid: str
+    xid: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """R1: S, read first, then the writers. `database_time` in epoch seconds."""
+
+    last_seq: int
+    writers: Sequence[Writer]
+    database_time: float
+
+
+@dataclass(frozen=True, slots=True)
+class PageRequest:
+    """R2: one page. Parallel sequences describe the listed writers, then the shards.
+
+    A row is returned when it lies above the lowest of its shard's cursor and the lows of the
+    writers that have ended, up to `last_seq` unless `beyond`, `limit` rows a shard, by seq; not
+    the rows aside, not the sent ones. Bodies over `inline_bytes` stay behind (`is_loaded` false).
+    """
+
+    numbers: Sequence[int]
+    lows: Sequence[int]
+    xids: Sequence[int | None]
+    gone: Sequence[bool]
+    asked: Sequence[bool]
+    shards: Sequence[int]
+    cursors: Sequence[int]
+    last_seq: int
+    beyond: bool
+    limit: int
+    inline_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Page:
+    """`ended`: numbers of the listed writers that had ended in the page's own snapshot."""
+
+    ended: Sequence[int]
+    rows: Sequence[Row]
+    """By shard, within a shard by seq."""
+
+
+@dataclass(frozen=True, slots=True)
+class Due:
+    """Rows aside whose time has come, at or below the cursor of their shard (H4, H6).
+
+    `released`: may go: the lowest holding row of its key, or a scheduled one without a blocker.
+    `blocked`: due with a holding row of its key below: to be moved to `held` (under the lock).
+    `next_due_in_s`: when to ask again; `None` when nothing waits.
+    """
+
+    released: Sequence[Row]
+    blocked: Sequence[Row]
+    next_due_in_s: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class Setback:
+    """A failed row's way aside: `deferred` until `delay_s` from now, or `parked`.
+
+    `attempts` is absolute. `reason` is a failure class of CONTRACT §5, `error` the full text,
+    `exchange` and `routing_key` the route as resolved (empty where it could not be).
+    """
+
+    row: Row
+    aside: Aside
+    holds: bool
+    delay_s: float
+    attempts: int
+    reason: str
+    error: str
+    exchange: str = ""
+    routing_key: str = ""
+
+
+@dataclass(slots=True)
+class Settlement:
+    """One transaction of decisions; `fences` gives the epoch of every shard that appears (S1).
+
+    `sent`: confirmed rows. `setbacks`: with their read-ahead `followers`, which become `held`
+    unconditionally (H1). `tested`: become `held` if they have a blocker, else come back (H2).
+    `scheduled`: read before their time (H6). All ends with the promotion of touched keys (H3).
+    """
+
+    fences: dict[int, int] = field(default_factory=dict)
+    sent: list[Row] = field(default_factory=list)
+    setbacks: list[Setback] = field(default_factory=list)
+    followers: list[Row] = field(default_factory=list)
+    tested: list[Row] = field(default_factory=list)
+    scheduled: list[Row] = field(default_factory=list)
+
+    def __len__(self) -> int:
+        return (
+            len(self.sent) + len(self.setbacks) + len(self.followers) + len(self.tested) + len(self.scheduled)
+        )
+
+
+@dataclass(slots=True)
+class Settled:
+    """What became of a settlement that committed.
+
+    Every row of the settlement is in exactly one place: in a `lost` shard, `done` (written, or
+    gone: forget it), `locked` (a sent row that somebody keeps locked: settle it again),
+    `unblocked` (tested, no blocker: ready) or `changed` (somebody else changed the row: load it
+    anew by id). `promoted`: shards in which a held row became due.
+    """
+
+    lost: set[int] = field(default_factory=set)
+    done: list[Row] = field(default_factory=list)
+    locked: list[Row] = field(default_factory=list)
+    unblocked: list[Row] = field(default_factory=list)
+    changed: list[Row] = field(default_factory=list)
+    promoted: set[int] = field(default_factory=set)
+
+
+@dataclass(frozen=True, slots=True)
+class Backlog:
+    """The table's state for gauges and `relay status`; counts up to 100,000, then estimated."""
+
+    backlog_rows: int
+    is_estimated: bool
+    oldest_pending_age_s: float | None
+    deferred_rows: int
+    parked_rows: int
+    held_rows: int
+    held_keys: int
+    scheduled_rows: int
+    newest_seq: int
+
+
+class Armed(StrEnum):
+    """What came of asking for the doorbell's lock."""
+
+    GRANTED = "granted"
+    """Every insert rings from now on; read once more before sleeping."""
+    TIMED_OUT = "timed_out"
+    """A writer that did not ring is still open: poll."""
+    ELSEWHERE = "elsewhere"
+    """Another relay holds it: inserts ring already; listen."""
+
+
+class Outbox(Protocol):
+    """The outbox table and the relays' tables beside it.
+
+    Calls of one group never overlap: (claim, renew, release, leave, check) run on the keeper's
+    session, (page, load, reload, due, arm, disarm, backlog, purge, holding_keys) on the reader's,
+    (settle) on the settler's; groups do overlap. Every call raises `DatabaseLost` when a session
+    died or answered not in time: then an effect is unknown and *all* sessions are closed (R5);
+    `DatabaseRefused` when the server rolled the statement back for sure.
+    """
+
+    async def open(self, on_ring: Callable[[], None], on_lost: Callable[[str], None]) -> OutboxInfo:
+        """Open all sessions. Raises SchemaMissing, SchemaIncompatible, DatabaseUnavailable.
+
+        `on_ring` is called when the doorbell rings, `on_lost(why)` once when a session is gone.
+        """
+        ...
+
+    async def close(self) -> None:
+        """Close all sessions; never raises, safe to repeat."""
+        ...
+
+    async def claim(self, shards_max: int) -> Sequence[Claim]: ...
+
+    async def renew(self, held: Mapping[int, Held], *, available: bool) -> Renewal:
+        """Renew all leases and the membership; `available` is false without a broker (L6)."""
+        ...
+
+    async def release(self, held: Mapping[int, Held]) -> None:
+        """Give shards back at once, with their floors (L5)."""
+        ...
+
+    async def leave(self) -> None:
+        """A clean stop: the membership row goes."""
+        ...
+
+    async def check(self) -> Check: ...
+
+    async def page(self, request: PageRequest) -> Page: ...
+
+    async def load(self, rows: Sequence[Row]) -> Sequence[Row]:
+        """Fetch the bodies left behind into the rows; returns the rows that are gone."""
+        ...
+
+    async def reload(self, rows: Sequence[Row]) -> Sequence[Row]:
+        """New `Row`s (bodies left behind) by id and seq for those still pending and not aside."""
+        ...
+
+    async def due(self, cursors: Mapping[int, int], limit: int) -> Due: ...
+
+    async def holding_keys(self, shards: Sequence[int], limit: int) -> Mapping[int, Sequence[Row]]:
+        """Per shard one bare row (key only) per holding key, at most `limit` a shard."""
+        ...
+
+    async def arm(self, wait_s: float) -> Armed: ...
+
+    async def disarm(self) -> None:
+        """Unlock first, then ring once for the others."""
+        ...
+
+    async def settle(self, settlement: Settlement) -> Settled: ...
+
+    async def purge(self, older_than_s: float, limit: int) -> int:
+        """Delete at most `limit` marked rows older than that; returns how many."""
+        ...
+
+    async def backlog(self) -> Backlog: ...
+
+
+# ---------------------------------------------------------------- broker
+
+
+class Closed(StrEnum):
+    """What ended a link."""
+
+    CONNECTION = "connection"
+    """Cut, reset, heartbeat missed, server stopping: nobody's fault."""
+    REFUSED = "refused"
+    """The broker closed the channel or connection over something that was published."""
+
+
+@dataclass(frozen=True, slots=True)
+class Rejection:
+    """A row that was not sent because it cannot be: `reason` of CONTRACT §5 and the text."""
+
+    row: Row
+    reason: str
+    error: str
+    exchange: str = ""
+    routing_key: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Returned:
+    """A row that the broker gave back and then confirmed: it reached no queue."""
+
+    row: Row
+    error: str
+    exchange: str
+    routing_key: str
+
+
+@dataclass(frozen=True, slots=True)
+class Publication:
+    """`taken`: how many of the rows, from the first on, were accepted or rejected. The rest was
+    not looked at (no room in the socket, a route still being verified): offer it again after
+    `on_writable`."""
+
+    taken: int
+    rejected: Sequence[Rejection]
+
+
+class LinkListener(Protocol):
+    """Told, in the order in which the broker spoke, from the event loop, never from within
+    `Link.publish`. Each published row gets exactly one outcome."""
+
+    def on_acked(self, rows: Sequence[Row]) -> None: ...
+    def on_nacked(self, rows: Sequence[Row]) -> None: ...
+    def on_returned(self, returned: Sequence[Returned]) -> None: ...
+    def on_blocked(self, reason: str) -> None: ...
+    def on_unblocked(self) -> None: ...
+    def on_writable(self) -> None: ...
+
+    def on_closed(self, lost: Sequence[Row], closed: Closed, error: str) -> None:
+        """Once, the link's last word: `lost` are the rows without an outcome."""
+        ...
+
+
+class Link(Protocol):
+    """One life of a broker connection with its confirm window."""
+
+    def publish(self, rows: Sequence[Row]) -> Publication:
+        """Encode and write, in order, without waiting. No row may be in flight on this link
+        already (`is_in_flight`)."""
+        ...
+
+    def is_in_flight(self, message_id: str) -> bool: ...
+
+    @property
+    def in_flight(self) -> int:
+        """Messages without an outcome, orphans included."""
+        ...
+
+    async def close(self) -> None:
+        """Orderly; never raises. `on_closed` follows when rows were in flight."""
+        ...
+
+
+class Broker(Protocol):
+    async def connect(self, listener: LinkListener, payload_type: PayloadType) -> Link:
+        """Raises BrokerUnavailable (try again) or BrokerRefused (credentials, vhost, missing
+        exchange: try again slowly, say so)."""
+        ...
+
+
+# ---------------------------------------------------------------- clock
+
+
+class Clock(Protocol):
+    def now(self) -> float:
+        """Boot-time seconds: goes on while the machine sleeps, never jumps (I7)."""
+        ...
+
+    async def sleep(self, seconds: float) -> None: ...
