@@ -93,8 +93,12 @@ class DatabaseUnavailable(DatabaseError):
     """No session, or the session was lost: wait and connect again. No row is at fault."""
 
 
+class DatabaseLost(DatabaseError):
+    """An open session died or answered not in time: what it was doing may have happened or not (R5, S3)."""
+
+
 class DatabaseRefused(DatabaseError):
-    """PostgreSQL answered no: rights, a password, an unknown database, a statement it cannot run."""
+    """PostgreSQL answered no and nothing happened: rights, a password, a statement that it rolled back."""
 
 
 class BrokerError(RelayError):
