@@ -1,0 +1,340 @@
+"""The configuration: from an environment to a checked `Config`, with its errors, its warnings and its page.
+
+`load` is given the environment (only `cli` reads the real one) and reports every fault at once. The variables stand
+in `relay/settings.py`; docs/configuration.md is printed from there by `python -m relay.config`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import re
+import secrets
+import socket
+import sys
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from relay import urls
+from relay.errors import BrokerUnavailable, ConfigError, DatabaseUnavailable, RelayError
+from relay.redaction import Redactor, Secret, shown_url
+from relay.settings import (
+    COMMANDS,
+    SETTINGS,
+    SETTINGS_BY_VARIABLE,
+    Envelope,
+    LogFormat,
+    LogLevel,
+    OnParked,
+    Ordering,
+    SentRows,
+    Setting,
+    Sink,
+    Unroutable,
+    needed_by,
+    used_by,
+)
+from relay.values import ListenAddress, TableName
+
+__all__ = [
+    "COMMANDS",
+    "SETTINGS",
+    "Config",
+    "Envelope",
+    "ListenAddress",
+    "LogFormat",
+    "LogLevel",
+    "OnParked",
+    "Ordering",
+    "SentRows",
+    "Sink",
+    "TableName",
+    "Unroutable",
+    "load",
+    "needed_by",
+    "page",
+    "used_by",
+]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Config:
+    """A configuration that was checked. Durations in seconds (`_s`), sizes in bytes (`_bytes`), None is unset.
+
+    A `Secret` is read at each connect, so that rotated credentials work without a restart; `database`, `amqp_urls`
+    and their inbox twins do that and check what they read. `redactor` knows every password that was ever read.
+    """
+
+    database_url: Secret | None
+    amqp_url: Secret | None
+    table: TableName
+    name: str
+    management_url: Secret | None
+    sink: Sink
+    sink_path: str | None
+    exchange: str
+    routing_key: str
+    envelope: Envelope
+    ordering: Ordering
+    sent_rows: SentRows
+    settle_commit: bool
+    retention_s: float
+    max_read_ahead: int
+    max_in_flight: int
+    max_bytes: int
+    lease_s: float
+    max_rate: float | None
+    retry_delays_s: tuple[float, ...]
+    max_age_s: float | None
+    unroutable: Unroutable
+    on_parked: OnParked
+    parked_retention_s: float | None
+    confirm_timeout_s: float
+    poll_interval_s: float
+    shutdown_grace_s: float
+    listen: ListenAddress | None
+    log_format: LogFormat
+    log_level: LogLevel
+    inbox_database_url: Secret | None
+    inbox_amqp_url: Secret | None
+    inbox_queue: str | None
+    inbox_table: TableName
+    inbox_prefetch: int
+    inbox_retention_s: float
+    inbox_listen: ListenAddress | None
+    redactor: Redactor
+
+    def database(self) -> urls.DatabaseTarget:
+        """RELAY_DATABASE_URL, read anew. Raises ConfigError when it is unset.
+
+        Raises DatabaseUnavailable when its file cannot be read or is wrong by now: it may be in the middle of a
+        rotation, so that is waited for like the server itself.
+        """
+        return urls.database_target(_reread("RELAY_DATABASE_URL", self.database_url, DatabaseUnavailable))
+
+    def amqp_urls(self) -> tuple[str, ...]:
+        """RELAY_AMQP_URL, read anew: what to try in turn. Raises ConfigError when unset, else BrokerUnavailable."""
+        return urls.amqp_urls(_reread("RELAY_AMQP_URL", self.amqp_url, BrokerUnavailable))
+
+    def management(self) -> str | None:
+        """RELAY_MANAGEMENT_URL, read anew; None where it is unset. Raises BrokerUnavailable as `amqp_urls` does."""
+        if self.management_url is None:
+            return None
+        return urls.management_url(_reread("RELAY_MANAGEMENT_URL", self.management_url, BrokerUnavailable))
+
+    def inbox_database(self) -> urls.DatabaseTarget:
+        """RELAY_INBOX_DATABASE_URL, read anew. Raises as `database` does."""
+        return urls.database_target(
+            _reread("RELAY_INBOX_DATABASE_URL", self.inbox_database_url, DatabaseUnavailable)
+        )
+
+    def inbox_amqp_urls(self) -> tuple[str, ...]:
+        """RELAY_INBOX_AMQP_URL, read anew. Raises as `amqp_urls` does."""
+        return urls.amqp_urls(_reread("RELAY_INBOX_AMQP_URL", self.inbox_amqp_url, BrokerUnavailable))
+
+
+def _reread(variable: str, secret: Secret | None, unavailable: type[RelayError]) -> str:
+    setting = SETTINGS_BY_VARIABLE[variable]
+    if secret is None:
+        raise ConfigError([_missing(setting)])
+    try:
+        text = secret.read()
+        setting.parse(text)
+    except ValueError as error:
+        raise unavailable(f"{secret.source}: {error}", hint=f"allowed: {setting.allowed}") from None
+    return text
+
+
+# ---------------------------------------------------------------- loading
+
+_KUBERNETES = re.compile(
+    r"RELAY_(.+_)?(SERVICE_HOST|SERVICE_PORT(_.+)?|PORT(_\d+_(TCP|UDP)(_.+)?)?)", re.DOTALL
+)
+"""What Kubernetes puts into the environment of every pod beside a service whose name begins with `relay`."""
+
+_SHOWN_CHARACTERS_MAX = 80
+
+
+def load(
+    environ: Mapping[str, str], *, needs: frozenset[str] = frozenset(), uses: frozenset[str] | None = None
+) -> tuple[Config, tuple[str, ...]]:
+    """The configuration in an environment, and warnings, one line each.
+
+    `needs` are the variables that must be set (`needed_by`), `uses` those that are looked at at all (`used_by`; None:
+    all): the others keep their defaults. Raises ConfigError with all problems at once, each naming the variable,
+    the value (never a secret) and what is allowed.
+    """
+    redactor = Redactor()
+    if password := environ.get("PGPASSWORD"):
+        # The driver reads it by itself where the URL has none.
+        redactor.learn(password)
+    found: dict[str, Any] = {}
+    problems: list[str] = []
+    for setting in SETTINGS:
+        found[setting.field] = None
+        is_used = uses is None or setting.variable in uses
+        try:
+            found[setting.field] = _value(setting, environ if is_used else {}, redactor)
+        except ConfigError as error:
+            problems.extend(error.problems)
+            continue
+        if found[setting.field] is None and setting.variable in needs and not _is_spared(setting, environ):
+            problems.append(_missing(setting))
+    problems.extend(_contradictions(found))
+    if problems:
+        raise ConfigError(problems)
+    if found["name"] is None:
+        found["name"] = f"{socket.gethostname()[:80]}-{secrets.token_hex(3)}"
+    return Config(**found, redactor=redactor), (*_unknown(environ), *_idle(found, environ))
+
+
+def _is_spared(setting: Setting, environ: Mapping[str, str]) -> bool:
+    """Whether another setting makes a required one needless: a file sink has no broker."""
+    sink = environ.get("RELAY_SINK", "").strip().lower()
+    return setting.variable == "RELAY_AMQP_URL" and sink == Sink.FILE
+
+
+def _value(setting: Setting, environ: Mapping[str, str], redactor: Redactor) -> Any:
+    """One setting's value; None where it is unset and has no default. Raises ConfigError."""
+    text = environ.get(setting.variable)
+    if text is not None:
+        text = text.strip()
+        if not text and not setting.empty_is_value:
+            text = None
+    if setting.is_secret:
+        return _secret(setting, text, environ.get(f"{setting.variable}_FILE", "").strip() or None, redactor)
+    if text is None:
+        text = setting.default
+    if text is None:
+        return None
+    try:
+        return setting.parse(text)
+    except ValueError as error:
+        shown = redactor.redact(text)
+        if len(shown) > _SHOWN_CHARACTERS_MAX:
+            shown = shown[:_SHOWN_CHARACTERS_MAX] + "…"
+        problem = f"{setting.variable}={shown!r}: {error}; allowed: {setting.allowed}"
+        raise ConfigError([problem]) from None
+
+
+def _secret(setting: Setting, text: str | None, path: str | None, redactor: Redactor) -> Secret | None:
+    if text is not None and path is not None:
+        raise ConfigError(
+            [
+                f"{setting.variable}: set twice, by {setting.variable} and {setting.variable}_FILE; allowed: one"
+            ]
+        )
+    if text is None and path is None:
+        return None
+    secret = Secret(setting.variable, redactor, value=text, path=path)
+    try:
+        setting.parse(secret.read())
+    except ValueError as error:
+        problem = redactor.redact(str(error))
+        value = shown_url(text) if text is not None else path
+        shown = secret.source if value is None else f"{secret.source}={redactor.redact(value)!r}"
+        raise ConfigError([_wrong(setting, shown, problem)]) from None
+    return secret
+
+
+def _wrong(setting: Setting, shown: str, problem: str) -> str:
+    return f"{shown}: {problem}; allowed: {setting.allowed}"
+
+
+def _missing(setting: Setting) -> str:
+    by_file = f", or its file in {setting.variable}_FILE" if setting.is_secret else ""
+    return f"{setting.variable}: not set; allowed: {setting.allowed}{by_file}"
+
+
+def _contradictions(found: Mapping[str, Any]) -> Iterable[str]:
+    """Settings that are each allowed and make no sense together."""
+    if found["sink"] == Sink.FILE:
+        yield "RELAY_SINK='file': not in this version; allowed: amqp"
+        if found["sink_path"] is None:
+            yield "RELAY_SINK_PATH: not set, RELAY_SINK=file needs it; allowed: a path, or - for the standard output"
+
+
+def _idle(found: Mapping[str, Any], environ: Mapping[str, str]) -> Iterable[str]:
+    """Warnings about settings that have no effect beside the others."""
+    if environ.get("RELAY_SINK_PATH") and found["sink"] is Sink.AMQP:
+        yield "RELAY_SINK_PATH has no effect: RELAY_SINK is amqp"
+    if environ.get("RELAY_RETENTION") and found["sent_rows"] is SentRows.DELETE:
+        yield "RELAY_RETENTION has no effect: RELAY_SENT_ROWS is delete"
+    if found["max_age_s"] is not None and found["max_age_s"] < found["retry_delays_s"][0]:
+        yield "RELAY_MAX_AGE is below the first of RELAY_RETRY_DELAYS: no row is ever retried"
+
+
+def _unknown(environ: Mapping[str, str]) -> Iterable[str]:
+    """A warning for each RELAY_ variable that means nothing here; the value is not shown, it may be a secret."""
+    known = [setting.variable for setting in SETTINGS]
+    known += [f"{setting.variable}_FILE" for setting in SETTINGS if setting.is_secret]
+    for variable in sorted(environ):
+        if not variable.startswith("RELAY_") or variable in known or variable.startswith("RELAY_TEST_"):
+            continue
+        if _KUBERNETES.fullmatch(variable):
+            continue
+        near = difflib.get_close_matches(variable, known, n=1, cutoff=0.0)
+        yield f"{variable} is unknown and ignored; nearest: {near[0]}"
+
+
+# ---------------------------------------------------------------- the page
+
+
+def page() -> str:
+    """The text of docs/configuration.md."""
+    lines = [
+        "# Configuration",
+        "",
+        "<!-- Printed from relay/settings.py by `python -m relay.config`; a test compares. -->",
+        "",
+        "Everything is set in the environment. A variable that is empty counts as unset, unless its row says otherwise.",
+        "Each secret can be given as a file instead, by `NAME_FILE`; the file is read anew at every connect, so that",
+        "rotated credentials work without a restart. All errors of a configuration are reported at once (exit code 2); a",
+        "command looks only at the settings that it uses. An unknown `RELAY_` variable is a warning with the nearest name.",
+        "",
+        "| variable | default | meaning | allowed |",
+        "| --- | --- | --- | --- |",
+    ]
+    for setting in SETTINGS:
+        default = f"`{setting.default}`" if setting.default is not None else setting.shown_default
+        secret = " (secret, also as `" + setting.variable + "_FILE`)" if setting.is_secret else ""
+        allowed = setting.allowed.replace("|", "\\|")
+        lines.append(f"| `{setting.variable}` | {default} | {setting.meaning}{secret} | {allowed} |")
+    lines += [
+        "",
+        "## Required by",
+        "",
+        "| command | variables |",
+        "| --- | --- |",
+        *(f"| `relay {command}` | {_listed(needed_by(command))} |" for command in COMMANDS),
+        "",
+        "## URLs",
+        "",
+        "Special characters of a user, password or vhost are percent-encoded: `@` is `%40`, `/` is `%2F`, `%` is `%25`.",
+        "",
+        "PostgreSQL: several hosts (`h1:5432,h2:5432`), `[::1]`, sockets (`?host=/run/postgresql`). Parameters are those",
+        "of asyncpg (`sslmode sslrootcert sslcert sslkey sslcrl sslpassword target_session_attrs` …) and settings of the",
+        "server (`application_name`, `search_path` …). `connect_timeout` (whole seconds) bounds each connect. Parameters of",
+        "libpq that the driver does not know are errors that name them, unless they ask for what it does anyway.",
+        "",
+        "RabbitMQ: the vhost is one path segment, `%2F` or nothing for `/`. Parameters are those of aiormq:",
+        "`cafile capath cadata certfile keyfile no_verify_ssl` (with `amqps://`), `auth` (`plain`, `external`),",
+        "`heartbeat` and `timeout` (whole seconds), `name`.",
+        "",
+    ]
+    return "\n".join(lines)
+
+
+def _listed(variables: Iterable[str]) -> str:
+    order = [setting.variable for setting in SETTINGS]
+    return " ".join(f"`{variable}`" for variable in sorted(variables, key=order.index)) or "none"
+
+
+assert {setting.field for setting in SETTINGS} == {field.name for field in dataclasses.fields(Config)} - {
+    "redactor"
+}
+
+
+if __name__ == "__main__":
+    sys.stdout.write(page())

@@ -1,0 +1,175 @@
+"""Secrets: where they come from, and how they are kept out of every text.
+
+Owns: `Secret`, a setting that is read anew at every connect (credentials rotate), and `Redactor`, which knows each
+password that was ever read and removes it from texts, as written, percent-decoded and percent-encoded.
+Invariant: a password is taught to the redactor before the text that holds it is handed out.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable
+from pathlib import Path
+from urllib.parse import quote, quote_plus, unquote
+
+MASK = "***"
+
+SECRET_FILE_BYTES_MAX = 64 * 1024
+
+_URL_PASSWORD = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*://[^\s:/@]*:)[^\s@]+@")
+"""Anything between a URL's user and its last at-sign; whoever writes a raw / or ? there is covered too."""
+
+_SECRET_PARAMETER = re.compile(r"((?:password|passwd|sslpassword)\s*=\s*)[^\s&,;]+", re.IGNORECASE)
+"""`?password=`, `&sslpassword=`, and libpq's `password=` words."""
+
+_SHORT = 4
+"""Shorter passwords are masked only where they stand alone; else `a` would make every log unreadable."""
+
+
+class Redactor:
+    """Removes the passwords it was taught from texts. Learning and redacting are safe from several threads."""
+
+    __slots__ = ("_forms", "_pattern")
+
+    def __init__(self) -> None:
+        self._forms: frozenset[str] = frozenset()
+        self._pattern: re.Pattern[str] | None = None
+
+    def learn(self, *passwords: str) -> None:
+        """Each password as it is written where it came from: raw or percent-encoded."""
+        forms = {form for password in passwords for form in _forms(password)} - self._forms
+        if not forms:
+            return
+        self._forms = self._forms | forms
+        # The longest first: a password may begin with another one.
+        ordered = sorted(self._forms, key=lambda form: (-len(form), form))
+        self._pattern = re.compile("|".join(map(_alternative, ordered)))
+
+    def learn_url(self, text: str) -> None:
+        """Every password in a URL, or in several separated by commas."""
+        self.learn(*passwords_of(text))
+
+    def redact(self, text: str) -> str:
+        """The text with `***` in place of every password, known or plain to see in a URL."""
+        if self._pattern is not None:
+            text = self._pattern.sub(MASK, text)
+        return mask_urls(text)
+
+
+def mask_urls(text: str) -> str:
+    """The text with what can only be a password in a URL replaced by `***`."""
+    return _SECRET_PARAMETER.sub(rf"\1{MASK}", _URL_PASSWORD.sub(rf"\1{MASK}@", text))
+
+
+def shown_url(text: str) -> str | None:
+    """A faulty URL, or several, fit for an error: without user and password; None where they could be anywhere."""
+    shown = []
+    for url in _split_urls(text):
+        scheme, separator, rest = url.partition("://")
+        address, question, query = rest.partition("?")
+        authority = address.partition("/")[0]
+        if not separator or "@" in query or address.count("@") > 1 or ("@" in address) != ("@" in authority):
+            return None
+        if "@" in authority:
+            address = MASK + address[address.index("@") :]
+        elif not re.fullmatch(r"(\[[^\]]*\]|[^:\[\]]*)(:[0-9]{0,5})?", authority):
+            # What looks like a port may be a password whose host was forgotten.
+            return None
+        shown.append(mask_urls(f"{scheme}://{address}{question}{query}"))
+    return ",".join(shown)
+
+
+def _split_urls(text: str) -> list[str]:
+    return re.split(r",\s*(?=[A-Za-z][A-Za-z0-9+.-]*://)", text)
+
+
+def passwords_of(text: str) -> Iterable[str]:
+    """The passwords in one URL or several separated by commas, as written there.
+
+    Lenient on purpose: of a URL that no driver would accept, whatever may be the password.
+    """
+    for url in _split_urls(text):
+        _, separator, rest = url.partition("://")
+        if not separator:
+            continue
+        authority = re.split(r"[/?#]", rest, maxsplit=1)[0]
+        # A raw / ? # inside a password ends the authority early; then the last at-sign of all counts.
+        userinfo, at, _ = (authority if "@" in authority else rest).rpartition("@")
+        if at:
+            _, colon, password = userinfo.partition(":")
+            if colon and password:
+                yield password
+        for name, value in re.findall(r"[?&]([^=&]+)=([^&#]*)", rest):
+            if unquote(name).lower() in ("password", "passwd", "sslpassword") and value:
+                yield value
+
+
+def _forms(written: str) -> set[str]:
+    """The shapes in which a password can turn up in somebody's error text."""
+    decoded = unquote(written)
+    shapes = {written, decoded, quote(decoded, safe=""), quote(decoded), quote_plus(decoded)}
+    # yarl and urllib leave different characters as they are; lower-case hex is as valid as upper-case.
+    shapes |= {quote(decoded, safe="!$&'()*+,;=-._~"), quote(decoded, safe="!$&'()*+,;=:-._~")}
+    shapes |= {re.sub("%[0-9A-F]{2}", lambda hexes: hexes[0].lower(), shape) for shape in shapes}
+    shapes |= {repr(shape)[1:-1] for shape in (written, decoded)}
+    shapes |= {
+        json.dumps(shape, ensure_ascii=ascii_only)[1:-1]
+        for shape in (written, decoded)
+        for ascii_only in (False, True)
+    }
+    return {shape for shape in shapes if shape}
+
+
+def _alternative(form: str) -> str:
+    escaped = re.escape(form)
+    return rf"(?<!\w){escaped}(?!\w)" if len(form) < _SHORT else escaped
+
+
+class Secret:
+    """A secret setting: a value from the environment, or a file that is read each time it is asked for.
+
+    Its representation never shows the value.
+    """
+
+    __slots__ = ("_path", "_redactor", "_value", "name")
+
+    def __init__(
+        self, name: str, redactor: Redactor, *, value: str | None = None, path: str | None = None
+    ) -> None:
+        assert (value is None) != (path is None), "a secret has one source"
+        self.name = name
+        self._redactor = redactor
+        self._value = value
+        self._path = path
+
+    def read(self) -> str:
+        """The secret as it is now. Raises ValueError with a few words when its file cannot be read."""
+        text = self._value if self._path is None else _read_file(self._path)
+        assert text is not None, "a secret without a source"
+        self._redactor.learn_url(text)
+        return text
+
+    @property
+    def source(self) -> str:
+        """The variable that names it, for messages."""
+        return self.name if self._path is None else f"{self.name}_FILE"
+
+    def __repr__(self) -> str:
+        return f"Secret({self.source})"
+
+
+def _read_file(path: str) -> str:
+    try:
+        with Path(path).open("rb") as file:
+            data = file.read(SECRET_FILE_BYTES_MAX + 1)
+        text = data.decode("utf-8-sig").strip("\r\n")
+    except OSError as error:
+        raise ValueError(f"cannot be read: {error.strerror}") from None
+    except UnicodeDecodeError:
+        raise ValueError("is not UTF-8") from None
+    if len(data) > SECRET_FILE_BYTES_MAX:
+        raise ValueError("is larger than 64 KiB")
+    if not text.strip():
+        raise ValueError("is empty")
+    return text.strip()
