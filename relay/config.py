@@ -232,8 +232,11 @@ def _secret(setting: Setting, text: str | None, path: str | None, redactor: Reda
         setting.parse(secret.read())
     except ValueError as error:
         problem = redactor.redact(str(error))
+        if text is not None:
+            # Where its password stands is anybody's guess: none of it may show in another variable's problem.
+            redactor.learn(text)
         value = shown_url(text) if text is not None else path
-        shown = secret.source if value is None else f"{secret.source}={redactor.redact(value)!r}"
+        shown = secret.source if value is None else f"{secret.source}={value!r}"
         raise ConfigError([_wrong(setting, shown, problem)]) from None
     return secret
 

@@ -94,11 +94,10 @@ def passwords_of(text: str) -> Iterable[str]:
         if not separator:
             continue
         authority = re.split(r"[/?#]", rest, maxsplit=1)[0]
-        # A raw / ? # inside a password ends the authority early; then the last at-sign of all counts.
-        userinfo, at, _ = (authority if "@" in authority else rest).rpartition("@")
-        if at:
+        # A raw / ? # or @ inside a password ends it early for a parser; so also all up to the last at-sign.
+        for userinfo in {authority.partition("@")[0], authority.rpartition("@")[0], rest.rpartition("@")[0]}:
             _, colon, password = userinfo.partition(":")
-            if colon and password:
+            if colon and password and "@" in rest:
                 yield password
         for name, value in re.findall(r"[?&]([^=&]+)=([^&#]*)", rest):
             if unquote(name).lower() in ("password", "passwd", "sslpassword") and value:
