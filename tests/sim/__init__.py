@@ -1,0 +1,1 @@
+"""The deterministic simulation: the real runner and core over fakes, in virtual time, from one seed."""
