@@ -1,0 +1,341 @@
+"""The command line: arguments, printing, exit codes. The only module that prints and that reads the environment.
+
+Exit codes: 0 done; 1 anything else; 2 configuration or usage; 3 the schema is incompatible; 4 the command's own "no"
+(a check found an error, a drain was cut short, a guarantee of the demo did not hold). Whatever goes wrong outside is
+one line on standard error and, where there is one, a second that says what to do; a traceback is a fault of ours.
+
+Imports are late on purpose: `relay run` stands beside every service, so it loads what it uses and nothing else.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Final
+
+from relay import __version__
+from relay.errors import ConfigError, RelayError
+
+if TYPE_CHECKING:
+    from relay.admin import Status
+    from relay.config import Config
+    from relay.demo import Verdict
+    from relay.preflight import Finding
+
+WATCH_INTERVAL_S: Final = 2.0
+
+EPILOG: Final = """\
+Settings come from the environment (RELAY_DATABASE_URL, RELAY_AMQP_URL ...; docs/configuration.md has them all).
+Exit codes: 0 done, 1 failed, 2 configuration or usage, 3 schema incompatible, 4 the command's own "no".
+"""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command and return its exit code; `argv` is without the program's name (default: the process's)."""
+    console = _Console(os.environ)
+    options = _parser().parse_args(argv)
+    try:
+        code = int(options.perform(options, console))
+        sys.stdout.flush()
+    except RelayError as error:
+        console.complain(error)
+        return error.exit_code
+    except KeyboardInterrupt:
+        console.note("interrupted")
+        return 1
+    except BrokenPipeError:
+        # Whoever read the output has seen enough. The interpreter's own flush at exit must not complain either.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
+    except Exception as error:
+        console.confess(error)
+        return 1
+    return code
+
+
+class _Console:
+    """Where a command's words go, and what it knows of the environment. Secrets are redacted once they are known."""
+
+    def __init__(self, environ: Mapping[str, str]) -> None:
+        self.environ = environ
+        self.redact: Callable[[str], str] = str
+        self.warnings: tuple[str, ...] = ()
+
+    def config(self, command: str, *, spared: Iterable[str] = ()) -> Config:
+        """The configuration as `command` uses it; `spared` settings need not be set. Raises ConfigError."""
+        from relay.config import load, needed_by, used_by
+
+        needs = needed_by(command) - frozenset(spared)
+        config, self.warnings = load(self.environ, needs=needs, uses=used_by(command))
+        self.redact = config.redactor.redact
+        return config
+
+    def warn(self) -> None:
+        """The configuration's warnings, as lines."""
+        for warning in self.warnings:
+            self.note(f"warning: {warning}")
+
+    def note(self, text: str) -> None:
+        print(f"relay: {self.redact(text)}", file=sys.stderr)
+
+    def complain(self, error: RelayError) -> None:
+        """An error for a person: its text, for a configuration each problem on a line, and the hint."""
+        if isinstance(error, ConfigError):
+            many = f"{len(error.problems)} problems" if len(error.problems) > 1 else "a problem"
+            self.note(f"the configuration has {many}")
+            for problem in error.problems:
+                print(f"  {self.redact(problem)}", file=sys.stderr)
+        else:
+            self.note(error.message)
+        if error.hint:
+            print(f"  {self.redact(error.hint)}", file=sys.stderr)
+
+    def confess(self, error: Exception) -> None:
+        """A fault of ours: with its traceback, redacted, for the bug report."""
+        import traceback
+
+        from relay.redaction import mask_urls
+
+        text = "".join(traceback.format_exception(error))
+        print(mask_urls(self.redact(text)), end="", file=sys.stderr)
+        self.note("this is a fault of relay itself; please report the lines above")
+
+
+# ---------------------------------------------------------------- run
+
+
+def _run(options: argparse.Namespace, console: _Console) -> int:
+    config = console.config("run")
+    from relay import daemon
+
+    return daemon.run(config, console.warnings)
+
+
+# ---------------------------------------------------------------- migrate
+
+
+def _migrate(options: argparse.Namespace, console: _Console) -> int:
+    config = console.config("migrate", spared=("RELAY_DATABASE_URL",) if options.print else ())
+    from relay import migrate
+
+    wanted = migrate.Wanted(
+        payload=options.payload, doorbell=options.doorbell, role=options.role, writer=options.writer
+    )
+    if options.print:
+        sys.stdout.write(migrate.script(config.table, wanted))
+        return 0
+    console.warn()
+    for line in _await(migrate.run(config.database(), config.table, wanted)):
+        print(line)
+    return 0
+
+
+def _inbox_migrate(options: argparse.Namespace, console: _Console) -> int:
+    spared = ("RELAY_INBOX_DATABASE_URL",) if options.print else ()
+    config = console.config("inbox migrate", spared=spared)
+    from relay.inbox import migrate
+
+    if options.print:
+        sys.stdout.write(migrate.script(options.role))
+        return 0
+    console.warn()
+    for line in _await(migrate.run(config.inbox_database(), options.role)):
+        print(line)
+    return 0
+
+
+# ---------------------------------------------------------------- check
+
+
+def _check(options: argparse.Namespace, console: _Console) -> int:
+    config = console.config("check")
+    from relay import preflight
+
+    findings = _await(preflight.check(config, console.warnings))
+    if options.json:
+        _print_json(preflight.as_document(findings), console)
+    else:
+        _print_findings(findings, console)
+    return 4 if any(finding.level is preflight.Level.ERROR for finding in findings) else 0
+
+
+def _print_findings(findings: Sequence[Finding], console: _Console) -> None:
+    width = max(len(finding.check) for finding in findings)
+    for finding in findings:
+        mend = f"; {finding.mend}" if finding.mend else ""
+        print(console.redact(f"{finding.level:<11}  {finding.check:<{width}}  {finding.text}{mend}"))
+
+
+# ---------------------------------------------------------------- status
+
+
+def _status(options: argparse.Namespace, console: _Console) -> int:
+    config = console.config("status")
+    console.warn()
+    from relay import admin
+
+    if not options.watch:
+        _print_status(_await(admin.status(config)), console, as_json=options.json)
+        return 0
+    try:
+        _await(_watch(config, console, as_json=options.json))
+    except KeyboardInterrupt:
+        pass  # the way in which a watch ends
+    return 0
+
+
+async def _watch(config: Config, console: _Console, *, as_json: bool) -> None:
+    import asyncio
+
+    from relay import admin
+
+    before: Status | None = None
+    while True:
+        now = await admin.status(config, since=before)
+        if before is not None and not as_json:
+            print()
+        _print_status(now, console, as_json=as_json)
+        sys.stdout.flush()
+        before = now
+        await asyncio.sleep(WATCH_INTERVAL_S)
+
+
+def _print_status(status: Status, console: _Console, *, as_json: bool) -> None:
+    from relay import admin
+
+    if as_json:
+        _print_json(admin.as_document(status), console)
+        return
+    lines = admin.as_lines(status)
+    width = max(len(name) for name, _ in lines)
+    for name, text in lines:
+        print(console.redact(f"{name:<{width}}  {text}".rstrip()))
+
+
+# ---------------------------------------------------------------- demo
+
+
+def _demo(options: argparse.Namespace, console: _Console) -> int:
+    console.config("demo")
+    from relay import demo
+
+    screen = _Screen(is_live=sys.stderr.isatty())
+    verdict = _await(demo.run(screen.step, screen.gauge))
+    screen.clear()
+    _print_verdict(verdict)
+    return 0 if verdict.holds else 4
+
+
+class _Screen:
+    """Progress on a terminal: steps as lines, and one last line that is rewritten. Nothing in a pipe."""
+
+    def __init__(self, *, is_live: bool) -> None:
+        self._is_live = is_live
+        self._shown = ""
+        self._began = time.monotonic()
+
+    def step(self, text: str) -> None:
+        if self._is_live:
+            self.clear()
+            print(f"{time.monotonic() - self._began:5.1f} s  {text}", file=sys.stderr)
+
+    def gauge(self, text: str) -> None:
+        if self._is_live:
+            print(f"\r{text:<{len(self._shown)}}", end="", file=sys.stderr, flush=True)
+            self._shown = text
+
+    def clear(self) -> None:
+        if self._shown:
+            print(f"\r{'':<{len(self._shown)}}\r", end="", file=sys.stderr, flush=True)
+            self._shown = ""
+
+
+def _print_verdict(verdict: Verdict) -> None:
+    width = max(len(line.name) for line in verdict.lines)
+    for line in verdict.lines:
+        mark = {True: "ok", False: "FAILED", None: ""}[line.holds]
+        print(f"{line.name:<{width}}  {line.value:>12}  {mark}".rstrip())
+    print()
+    print(verdict.summary)
+
+
+# ---------------------------------------------------------------- the parser
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="relay",
+        description="Publishes the rows of a PostgreSQL outbox table to RabbitMQ: at least once, in order per key.",
+        epilog=EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    parser.add_argument("--version", action="version", version=f"relay {__version__}")
+    commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
+
+    _add(commands, "run", _run, "the daemon: publish what is in the outbox, until SIGTERM or SIGINT")
+
+    migrate = _add(commands, "migrate", _migrate, "create or upgrade the outbox's schema; safe to repeat")
+    migrate.add_argument("--print", action="store_true", help="write the SQL for psql, touch nothing")
+    migrate.add_argument("--role", metavar="NAME", help="grant an existing role the least rights that `run` needs")
+    migrate.add_argument(
+        "--writer", metavar="NAME", help="grant an existing role INSERT on the writers' columns, nothing else"
+    )
+    migrate.add_argument(
+        "--payload", choices=("json", "jsonb", "text", "bytea"), help="the payload column's type (default: json)"
+    )
+    migrate.add_argument(
+        "--doorbell",
+        action=argparse.BooleanOptionalAction,
+        help="with or without the trigger that wakes an idle relay "
+        "(default: with, unless max_prepared_transactions is above 0)",
+    )
+
+    check = _add(commands, "check", _check, "preflight: one line per finding, with the mend; exit 4 on an error")
+    check.add_argument("--json", action="store_true", help="one JSON document")
+
+    status = _add(commands, "status", _status, "backlog, ages, what is deferred, held and parked, who relays")
+    status.add_argument("--json", action="store_true", help="one JSON document")
+    status.add_argument("--watch", action="store_true", help="again every two seconds, until interrupted")
+
+    _add(commands, "demo", _demo, "the whole path on throwaway servers, with a relay that is killed midway")
+
+    inbox = _add(commands, "inbox", None, "the consumer's half")
+    inbox_commands = inbox.add_subparsers(title="commands", metavar="COMMAND", required=True)
+    inbox_migrate = _add(
+        inbox_commands, "migrate", _inbox_migrate, "create the consumer's table in the consumer's database"
+    )
+    inbox_migrate.add_argument("--print", action="store_true", help="write the SQL for psql, touch nothing")
+    inbox_migrate.add_argument("--role", metavar="NAME", help="grant an existing role what a consumer needs")
+    return parser
+
+
+Perform = Callable[[argparse.Namespace, _Console], int]
+
+
+def _add(
+    commands: argparse._SubParsersAction[argparse.ArgumentParser], name: str, perform: Perform | None, text: str
+) -> argparse.ArgumentParser:
+    parser = commands.add_parser(
+        name, help=text, description=f"{text[0].upper()}{text[1:]}.", epilog=EPILOG, allow_abbrev=False,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--version", action="version", version=f"relay {__version__}")
+    if perform is not None:
+        parser.set_defaults(perform=perform)
+    return parser
+
+
+def _await(work: Any) -> Any:
+    import asyncio
+
+    return asyncio.run(work)
+
+
+def _print_json(document: Mapping[str, object], console: _Console) -> None:
+    import json
+
+    print(console.redact(json.dumps(document, indent=2, ensure_ascii=False)))

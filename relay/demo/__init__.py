@@ -1,0 +1,199 @@
+"""`relay demo`: the whole path on throwaway servers, a relay killed midway, and a verdict.
+
+    orders DB -> outbox -> relay (killed, restarted) -> exchange -> queue -> consumer (crashed once) -> inventory DB
+
+Everything is private and removed at the end, also on Ctrl-C: the servers, their directories, the relay's process.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import signal
+import tempfile
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+from pathlib import Path
+from typing import Final
+
+from relay.demo import process, shop, stock
+from relay.demo.process import RelayFailed, RelayProcess
+from relay.demo.verdict import Evidence, Line, Verdict, judge
+from relay.errors import CheckFailed, RelayError
+from relay.servers import PostgresServer, RabbitServer, free_port
+
+__all__ = ["Line", "RelayFailed", "Verdict", "run"]
+
+TRADE_S: Final = 9.0
+"""How long the writers write; with servers, drain and verdict the demo stays well below a minute on two cores."""
+
+KILL_AFTER_PUBLISHED: Final = 1_500
+SCENE_TIMEOUT_S: Final = 45.0
+
+Say = Callable[[str], None]
+
+
+async def run(step: Say, gauge: Say) -> Verdict:
+    """Play it all. `step` is told what begins, `gauge` the numbers, several times a second.
+
+    Raises ServersUnavailable, ServerFailed, RelayFailed, or CheckFailed when something that had to happen did not
+    happen in time. A cancellation (SIGINT, SIGTERM) cleans up like an end.
+    """
+    began = time.monotonic()
+    loop, task = asyncio.get_running_loop(), asyncio.current_task()
+    assert task is not None
+    loop.add_signal_handler(signal.SIGTERM, task.cancel)
+    try:
+        step("starting a private PostgreSQL and a private RabbitMQ")
+        async with _servers() as (postgres, rabbit):
+            with tempfile.TemporaryDirectory(prefix="relay-demo-") as directory:
+                return await _Demo(postgres, rabbit, Path(directory), step, gauge).play(began)
+    finally:
+        loop.remove_signal_handler(signal.SIGTERM)
+
+
+@contextlib.asynccontextmanager
+async def _servers() -> AsyncIterator[tuple[PostgresServer, RabbitServer]]:
+    """Both servers, started side by side. What started is closed, also when the other one fails."""
+    starts = [asyncio.create_task(asyncio.to_thread(start)) for start in (PostgresServer.start, RabbitServer.start)]
+    started: list[PostgresServer | RabbitServer] = []
+    try:
+        try:
+            await asyncio.wait(starts)
+        finally:
+            # A thread cannot be cancelled: on Ctrl-C the start is waited for, then undone.
+            results = await asyncio.gather(*starts, return_exceptions=True)
+            started = [result for result in results if not isinstance(result, BaseException)]
+        for result in results:
+            if isinstance(result, BaseException):
+                raise result
+        postgres, rabbit = started
+        assert isinstance(postgres, PostgresServer)
+        assert isinstance(rabbit, RabbitServer)
+        yield postgres, rabbit
+    finally:
+        for server in started:
+            server.close()
+
+
+class _Demo:
+    def __init__(
+        self, postgres: PostgresServer, rabbit: RabbitServer, directory: Path, step: Say, gauge: Say
+    ) -> None:
+        self._step = step
+        self._gauge = gauge
+        self._postgres = postgres
+        self._orders_url, self._inventory_url = postgres.url("orders"), postgres.url("inventory")
+        self._amqp_url = rabbit.amqp_url()
+        self._shop = shop.Shop(self._orders_url)
+        self._stock = stock.Stock(self._inventory_url, self._amqp_url)
+        settings = {"RELAY_DATABASE_URL": self._orders_url, "RELAY_AMQP_URL": self._amqp_url}
+        self._settings = {**settings, "RELAY_INBOX_DATABASE_URL": self._inventory_url}
+        self._relay = RelayProcess(settings, free_port(), directory / "relay.log")
+        self._kills = 0
+        self._exit_code = 1
+
+    async def play(self, began: float) -> Verdict:
+        self._step("relay migrate, relay inbox migrate, an exchange and a quorum queue")
+        await self._prepare()
+        try:
+            async with asyncio.TaskGroup() as group:
+                company = [group.create_task(self._stock.work()), group.create_task(self._show())]
+                await self._scenes(group)
+                for task in company:
+                    task.cancel()
+        except BaseExceptionGroup as failures:
+            raise _first(failures) from failures
+        finally:
+            await self._relay.close()
+        committed, marked_sent = await shop.committed_events(self._orders_url)
+        return judge(
+            Evidence(
+                committed=committed,
+                acknowledged=frozenset(self._shop.committed),
+                rolled_back=frozenset(self._shop.rolled_back),
+                arrivals=self._stock.arrivals,
+                redeliveries=self._stock.redeliveries,
+                effects=await self._stock.effects(),
+                marked_sent=marked_sent,
+                kills=self._kills,
+                exit_code=self._exit_code,
+                elapsed_s=time.monotonic() - began,
+            )
+        )
+
+    async def _prepare(self) -> None:
+        for name, schema in (("orders", shop.SCHEMA), ("inventory", stock.SCHEMA)):
+            await asyncio.to_thread(self._postgres.create_database, name)
+            await asyncio.to_thread(self._postgres.sql, schema, name)
+        await asyncio.gather(
+            process.command(self._settings, "migrate"),
+            process.command(self._settings, "inbox", "migrate"),
+            stock.declare_topology(self._amqp_url),
+        )
+
+    async def _scenes(self, group: asyncio.TaskGroup) -> None:
+        self._step(f"{shop.WRITERS} writers begin; one transaction in ten is rolled back")
+        trade = group.create_task(self._shop.trade(TRADE_S))
+        await self._relay.start()
+        self._step("the relay is ready")
+        await self._until("the relay is in the middle of it", self._is_relay_busy)
+        await self._relay.kill()
+        self._kills += 1
+        self._step("the relay got SIGKILL")
+        await self._relay.start()
+        self._step("another relay is ready")
+        arrived = len(self._stock.arrivals)
+        await self._until("messages flow again", lambda: _at_once(len(self._stock.arrivals) > arrived + 500))
+        self._stock.crash_wanted.set()
+        self._step("the consumer crashes after a COMMIT, before its acknowledgement")
+        await trade
+        self._step("the writers are done; waiting for the last messages")
+        await self._until("every event arrives", self._has_all_arrived)
+        self._step("the relay gets SIGTERM")
+        self._exit_code = await self._relay.stop()
+        # Copies beyond the first must be counted too.
+        await self._until("the queue runs empty", self._is_queue_empty)
+
+    async def _show(self) -> None:
+        while True:
+            arrived, distinct = len(self._stock.arrivals), len(self._stock.distinct)
+            self._gauge(
+                f"        committed {len(self._shop.committed):,}  rolled back {len(self._shop.rolled_back):,}"
+                f"  delivered {distinct:,}  duplicates {arrived - distinct:,}"
+            )
+            await asyncio.sleep(0.2)
+
+    async def _until(self, what: str, holds: Callable[[], Awaitable[bool]]) -> None:
+        """Wait for a state; a relay that ends meanwhile and a state that never comes are failures."""
+        try:
+            async with asyncio.timeout(SCENE_TIMEOUT_S):
+                while not await holds():
+                    await asyncio.sleep(0.02)
+        except TimeoutError:
+            raise CheckFailed(f"the demo waited {SCENE_TIMEOUT_S:.0f} s until {what}, in vain") from None
+
+    async def _is_relay_busy(self) -> bool:
+        """Enough is out, and some of it still waits for its confirm: the worst moment to die."""
+        self._relay.expect_alive()
+        published = await self._relay.metric("relay_published_total")
+        return published >= KILL_AFTER_PUBLISHED and await self._relay.metric("relay_in_flight_messages") > 0
+
+    async def _has_all_arrived(self) -> bool:
+        self._relay.expect_alive()
+        return self._stock.distinct >= self._shop.committed
+
+    async def _is_queue_empty(self) -> bool:
+        return await self._stock.waiting() == 0
+
+
+async def _at_once(value: bool) -> bool:
+    return value
+
+
+def _first(failures: BaseExceptionGroup[BaseException]) -> BaseException:
+    """The failure that explains: ours before the libraries'."""
+    leaves: list[BaseException] = []
+    for failure in failures.exceptions:
+        leaves.append(_first(failure) if isinstance(failure, BaseExceptionGroup) else failure)
+    return next((leaf for leaf in leaves if isinstance(leaf, RelayError)), leaves[0])
