@@ -1,0 +1,409 @@
+"""An outbox row -> the bytes of one `basic.publish` (AMQP 0-9-1): method, content header, body frames.
+
+Owns: the mapping of CONTRACT "The message". Pure: no socket, no clock; the same row gives the same bytes. What AMQP or
+RabbitMQ could not carry exactly raises MessageInvalid before a delivery tag is spent on it, because the broker's own
+answer would be to close the channel or the connection under everybody's messages. Lengths are bytes, not characters.
+
+Two ways lead to the same bytes. A row with ordinary columns only is put together from segments that are cached by its
+event type and aggregate type (its *shape*); rows with rarer columns or headers of their own take the general way. Both
+caches are bounded: emptied when full, as shapes that never repeat are not worth an eviction order.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from decimal import Decimal
+from struct import Struct
+from typing import Any, Final
+
+from relay.envelope import envelope, instant, iso_second
+from relay.errors import MessageInvalid
+from relay.message import DEFAULT_CONTENT_TYPE, PayloadType, Row
+from relay.route import Router
+
+_U8: Final = [bytes((n,)) for n in range(256)]
+_U16: Final = Struct(">H").pack
+_U32: Final = Struct(">I").pack
+_U64: Final = Struct(">Q").pack
+_I64: Final = Struct(">q").pack
+_F64: Final = Struct(">d").pack
+
+# AMQP 0-9-1, 4.2.3: type octet, channel, size, payload, this octet.
+_END: Final = b"\xce"
+_METHOD, _HEADER, _BODY = b"\x01", b"\x02", b"\x03"
+FRAME_OVERHEAD: Final = 8
+
+_BASIC_PUBLISH: Final = _U16(60) + _U16(40) + _U16(0)
+# Class and weight as one 32-bit number.
+_BASIC_CLASS: Final = 60 << 16
+
+# Property flags of class basic, from the highest bit (AMQP 0-9-1, 4.2.6.1); properties follow in this order.
+_CONTENT_TYPE, _CONTENT_ENCODING, _HEADERS, _DELIVERY_MODE = 1 << 15, 1 << 14, 1 << 13, 1 << 12
+_PRIORITY, _CORRELATION_ID, _EXPIRATION, _MESSAGE_ID = 1 << 11, 1 << 10, 1 << 8, 1 << 7
+_TIMESTAMP, _TYPE, _APP_ID = 1 << 6, 1 << 5, 1 << 3
+_ALWAYS: Final = _HEADERS | _DELIVERY_MODE | _MESSAGE_ID | _TIMESTAMP | _TYPE
+_PERSISTENT: Final = b"\x02"
+
+_HEADER_COLUMNS: Final = ("aggregate_version", "causation_id", "traceparent", "tracestate")
+_RESERVED_HEADERS: Final = ("CC", "BCC")
+"""RabbitMQ takes these for further routing keys (sender-selected distribution), which no route of ours declares."""
+
+_INT64_MIN: Final = -(2**63)
+_INT64_MAX: Final = 2**63 - 1
+# RabbitMQ refuses a longer expiration and closes the channel over it (rabbit_misc:check_expiry).
+_EXPIRATION_MS_MAX: Final = 2**32 - 1
+# Here a double still holds microseconds; later times, and infinite ones, go the general way.
+_SECONDS_MAX: Final = 9e9
+_CACHE_ENTRIES_MAX: Final = 4096
+
+
+class Encoder:
+    """Encodes rows for one channel of one connection.
+
+    `frame_max` is what was negotiated, in bytes (0: no limit); `is_mandatory` what a row gets whose `mandatory` is
+    null; `envelope_name` and `source` as in `relay.envelope`; `body_bytes_max` the largest body that the broker is
+    known to accept, `None` where that is not known.
+    """
+
+    def __init__(
+        self,
+        router: Router,
+        *,
+        channel: int,
+        frame_max: int,
+        payload_type: PayloadType,
+        envelope_name: str = "none",
+        source: str = "",
+        is_mandatory: bool = True,
+        body_bytes_max: int | None = None,
+    ) -> None:
+        self._router = router
+        self._envelope = envelope(envelope_name, payload_type, source)
+        self._is_plain = self._envelope.content_type is None
+        self._content_type = self._envelope.content_type or DEFAULT_CONTENT_TYPE[payload_type]
+        self._is_mandatory = is_mandatory
+        self._body_bytes_max = 2**63 if body_bytes_max is None else body_bytes_max
+        self._channel = _U16(channel)
+        self._frame_payload_max = frame_max - FRAME_OVERHEAD if frame_max else 2**32 - 1
+        self._shapes: dict[tuple[str, str | None], _Shape] = {}
+        self._methods: dict[tuple[str, str, bool], bytes] = {}
+        self._seconds: dict[int, tuple[bytes, bytes]] = {}
+        # The shape fixes the route only if nothing else that the templates read can vary.
+        self._shape_routes = router.fields <= {"event_type", "aggregate_type", "schema_version"}
+        # What stands between the frame's size and the header table: class and weight, body size, flags, content type,
+        # the table's length.
+        properties = _U16(_CONTENT_TYPE | _ALWAYS) + _short("content_type", self._content_type)
+        self._sizes = Struct(f">IIQ{len(properties)}sI").pack
+        self._properties = properties
+        self._fixed_size = 4 + 8 + len(properties) + 4
+
+    def encode(self, row: Row, database_now: Callable[[], float]) -> tuple[str, bytes]:
+        """(exchange, frames) of the row; `database_now` is asked, in epoch seconds, only if the row expires.
+
+        Raises MessageInvalid with failure class `invalid`, `expired` or `too_large`.
+        """
+        assert row.is_loaded, "the body is fetched before the row goes"
+        if row.rare is not None or row.headers is not None:
+            return self._encode_any(row, database_now)
+        shape = self._shapes.get((row.event_type, row.aggregate_type)) or self._shape(row)
+        if (method := shape.method) is None:
+            exchange, routing_key = self._router.route(row)
+            method = self._method(exchange, routing_key, self._is_mandatory)
+        else:
+            exchange = shape.exchange
+        body = (row.payload or b"") if self._is_plain else self._envelope.wrap(row)
+        length = len(body)
+        try:
+            message_id = row.id.encode()
+            if (aggregate_id := row.aggregate_id) is None:
+                key = b""
+            else:
+                key = aggregate_id.encode()
+                key = _AGGREGATE_ID + _U32(len(key)) + key
+        except UnicodeEncodeError:
+            return self._encode_any(row, database_now)
+        size = shape.fixed_size + len(key) + len(message_id)
+        if (
+            not 0.0 <= row.occurred_at < _SECONDS_MAX
+            or len(message_id) > 255
+            or size > self._frame_payload_max
+            or length > self._body_bytes_max
+        ):
+            # Says what is wrong, too.
+            return self._encode_any(row, database_now)
+        second, micro = divmod(round(row.occurred_at * 1e6), 1_000_000)
+        stamp = self._seconds.get(second) or self._second(second)
+        if length <= self._frame_payload_max:
+            tail: tuple[bytes, ...] = (_BODY, self._channel, _U32(length), body, _END) if length else ()
+        else:
+            tail = (self._body_frames(body),)
+        return exchange, b"".join(
+            (
+                method,
+                self._sizes(size, _BASIC_CLASS, length, self._properties, shape.table_size + len(key)),
+                shape.table,
+                stamp[0],
+                b"%06dZ" % micro,
+                key,
+                _PERSISTENT,
+                _U8[len(message_id)],
+                message_id,
+                stamp[1],
+                shape.type_,
+                *tail,
+            )
+        )
+
+    def _encode_any(self, row: Row, database_now: Callable[[], float]) -> tuple[str, bytes]:
+        """The general way, with every check and the message that says what is wrong."""
+        rare = row.rare or {}
+        exchange, routing_key = self._router.route(row)
+        mandatory = rare.get("mandatory")
+        method = self._method(exchange, routing_key, self._is_mandatory if mandatory is None else mandatory)
+        body = self._envelope.wrap(row)
+        if len(body) > self._body_bytes_max:
+            raise MessageInvalid(
+                f"the body has {len(body)} bytes, the broker takes {self._body_bytes_max}",
+                failure_class="too_large",
+            )
+        flags, properties = self._properties_of(row, rare, database_now)
+        payload = b"".join((_U32(_BASIC_CLASS), _U64(len(body)), _U16(flags), *properties))
+        if len(payload) > self._frame_payload_max:
+            # AMQP 0-9-1, 4.2.6: a content header is one frame. RabbitMQ answers 501 and closes the connection.
+            raise MessageInvalid(
+                f"properties and headers have {len(payload)} bytes, one frame holds {self._frame_payload_max}"
+            )
+        return exchange, b"".join((method, _U32(len(payload)), payload, _END, self._body_frames(body)))
+
+    def _properties_of(
+        self, row: Row, rare: dict[str, Any], database_now: Callable[[], float]
+    ) -> tuple[int, list[bytes]]:
+        """Property flags and the properties in their order."""
+        flags = _ALWAYS | _CONTENT_TYPE
+        content_type, content_encoding = self._content_type, None
+        if self._is_plain:
+            content_type = rare.get("content_type", content_type)
+            content_encoding = rare.get("content_encoding")
+        out = [_short("content_type", content_type)]
+        if content_encoding is not None:
+            flags |= _CONTENT_ENCODING
+            out.append(_short("content_encoding", content_encoding))
+        second, micro = instant(row.occurred_at)
+        stamp = self._second(second)
+        out += (self._header_table(row, rare, stamp[0][len(_OCCURRED_AT) :] + b"%06dZ" % micro), _PERSISTENT)
+        if (priority := rare.get("priority")) is not None:
+            if not 0 <= priority <= 255:
+                raise MessageInvalid(f"priority {priority} is outside of 0-255")
+            flags |= _PRIORITY
+            out.append(_U8[priority])
+        if (correlation_id := rare.get("correlation_id")) is not None:
+            flags |= _CORRELATION_ID
+            out.append(_short("correlation_id", correlation_id))
+        if (left := _expiration(rare.get("expires_at"), database_now)) is not None:
+            flags |= _EXPIRATION
+            out.append(_short("expires_at", left))
+        out += (_short("id", row.id), stamp[1], _short("event_type", row.event_type))
+        if (producer := rare.get("producer")) is not None:
+            flags |= _APP_ID
+            out.append(_short("producer", producer))
+        return flags, out
+
+    def _header_table(self, row: Row, rare: dict[str, Any], occurred_at: bytes) -> bytes:
+        """The row's own headers and over them the relay's."""
+        relays: dict[str, bytes] = {"schema_version": b"l" + _I64(rare.get("schema_version", 1))}
+        if row.aggregate_type is not None:
+            relays["aggregate_type"] = b"S" + _long(_utf8("aggregate_type", row.aggregate_type))
+        relays["occurred_at"] = b"S" + _long(occurred_at)
+        if row.aggregate_id is not None:
+            relays["aggregate_id"] = b"S" + _long(_utf8("aggregate_id", row.aggregate_id))
+        for column in _HEADER_COLUMNS:
+            if (value := rare.get(column)) is not None:
+                relays[column] = _field(value, column)
+        rows = {} if row.headers is None else own_headers(row.headers)
+        entries = [
+            _short("a header's name", name) + value for name, value in rows.items() if name not in relays
+        ]
+        entries += [_short(name, name) + value for name, value in relays.items()]
+        return _long(b"".join(entries))
+
+    def _shape(self, row: Row) -> _Shape:
+        """The cached segments of the row's event type and aggregate type. Raises MessageInvalid."""
+        if len(self._shapes) >= _CACHE_ENTRIES_MAX:
+            self._shapes.clear()
+        method, exchange = None, ""
+        if self._shape_routes:
+            exchange, routing_key = self._router.route(row)
+            method = self._method(exchange, routing_key, self._is_mandatory)
+        table = _SCHEMA_VERSION_1
+        if row.aggregate_type is not None:
+            table += _AGGREGATE_TYPE + _long(_utf8("aggregate_type", row.aggregate_type))
+        type_ = _short("event_type", row.event_type)
+        shape = _Shape(
+            exchange=exchange,
+            method=method,
+            table=table,
+            table_size=len(table) + _STAMP_SIZE,
+            type_=type_ + _END,
+            # mode 1, length of the id 1, timestamp 8
+            fixed_size=self._fixed_size + len(table) + _STAMP_SIZE + 1 + 1 + 8 + len(type_),
+        )
+        self._shapes[row.event_type, row.aggregate_type] = shape
+        return shape
+
+    def _method(self, exchange: str, routing_key: str, is_mandatory: bool) -> bytes:
+        """The method frame, and the type and channel of the header frame that follows it."""
+        cached = self._methods.get((exchange, routing_key, is_mandatory))
+        if cached is not None:
+            return cached
+        payload = b"".join(
+            (
+                _BASIC_PUBLISH,
+                _short("the exchange", exchange),
+                _short("the routing key", routing_key),
+                _U8[1 if is_mandatory else 0],
+            )
+        )
+        frame = b"".join((_METHOD, self._channel, _U32(len(payload)), payload, _END, _HEADER, self._channel))
+        if len(self._methods) >= _CACHE_ENTRIES_MAX:
+            self._methods.clear()
+        self._methods[exchange, routing_key, is_mandatory] = frame
+        return frame
+
+    def _second(self, second: int) -> tuple[bytes, bytes]:
+        """(header entry occurred_at up to the microseconds, property timestamp) of a whole second."""
+        if len(self._seconds) >= _CACHE_ENTRIES_MAX:
+            self._seconds.clear()
+        stamp = (_OCCURRED_AT + iso_second(second).encode("ascii") + b".", _U64(second))
+        self._seconds[second] = stamp
+        return stamp
+
+    def _body_frames(self, body: bytes) -> bytes:
+        """The body in frames of at most the negotiated size; none for an empty body."""
+        step = self._frame_payload_max
+        pieces: list[bytes] = []
+        for start in range(0, len(body), step):
+            piece = body[start : start + step]
+            pieces += (_BODY, self._channel, _U32(len(piece)), piece, _END)
+        return b"".join(pieces)
+
+
+@dataclass(frozen=True, slots=True)
+class _Shape:
+    """Segments shared by all rows of an event type and aggregate type; `method` is None where the route varies."""
+
+    exchange: str
+    method: bytes | None
+    table: bytes
+    table_size: int
+    type_: bytes
+    fixed_size: int
+
+
+def own_headers(text: str) -> dict[str, bytes]:
+    """A row's `headers` (JSON text) as encoded AMQP fields by name. Raises MessageInvalid."""
+    try:
+        value = json.loads(
+            text, parse_int=_parse_integer, parse_float=_parse_fraction, parse_constant=_refuse_constant
+        )
+    except RecursionError as error:
+        raise MessageInvalid("the headers are nested too deep") from error
+    except ValueError as error:
+        raise MessageInvalid(f"the headers are not JSON: {error}") from error
+    if not isinstance(value, dict):
+        raise MessageInvalid(f"the headers are not an object but {type(value).__name__}")
+    for name in _RESERVED_HEADERS:
+        if name in value:
+            raise MessageInvalid(f"the header {name} would add routes at the broker; it is not allowed")
+    try:
+        return {name: _field(each, name) for name, each in value.items()}
+    except RecursionError as error:
+        raise MessageInvalid("the headers are nested too deep") from error
+
+
+def _parse_integer(text: str) -> int:
+    # Longer ones are out of range anyway, and Python refuses to parse very long ones.
+    if len(text) > 20 or not _INT64_MIN <= (value := int(text)) <= _INT64_MAX:
+        raise MessageInvalid(f"the integer {_cut(text)} in the headers is beyond 64 bits")
+    return value
+
+
+def _parse_fraction(text: str) -> float:
+    value = float(text)
+    # Exact in the sense in which doubles are written and read: the shortest text of the double is this number.
+    if not math.isfinite(value) or Decimal(repr(value)) != Decimal(text):
+        raise MessageInvalid(f"the number {_cut(text)} in the headers is not exact as a 64-bit double")
+    return value
+
+
+def _refuse_constant(text: str) -> float:
+    raise MessageInvalid(f"{text} in the headers is not JSON")
+
+
+def _field(value: Any, name: str) -> bytes:
+    """A typed field value (AMQP 0-9-1, 4.2.5.5, with RabbitMQ's letters)."""
+    match value:
+        case str():
+            return b"S" + _long(_utf8(name, value))
+        case bool():  # before int, of which it is a subclass
+            return b"t" + _U8[value]
+        case int():
+            return b"l" + _I64(value)
+        case float():
+            return b"d" + _F64(value)
+        case None:
+            return b"V"
+        case list():
+            return b"A" + _long(b"".join(_field(each, name) for each in value))
+        case dict():
+            return b"F" + _long(
+                b"".join(_short("a header's name", key) + _field(each, key) for key, each in value.items())
+            )
+        case _:
+            raise AssertionError(f"not a JSON value: {type(value).__name__}")
+
+
+def _expiration(expires_at: float | None, database_now: Callable[[], float]) -> str | None:
+    """The milliseconds left, as text; `None` without a deadline. Raises MessageInvalid (`expired`)."""
+    if expires_at is None or expires_at == math.inf:
+        return None
+    # Down to whole milliseconds, after the float's noise below a microsecond is gone. -inf is long past.
+    left_s = expires_at - database_now()
+    left_ms = -1 if left_s == -math.inf else round(left_s * 1_000_000) // 1000
+    if left_ms <= 0:
+        raise MessageInvalid(f"the deadline passed {-left_s:.3f} s ago", failure_class="expired")
+    if left_ms > _EXPIRATION_MS_MAX:
+        return None
+    return str(left_ms)
+
+
+def _short(what: str, text: str) -> bytes:
+    """A short string: one octet of length. Raises MessageInvalid above 255 bytes."""
+    data = _utf8(what, text)
+    if len(data) > 255:
+        raise MessageInvalid(f"{what} has {len(data)} bytes, AMQP allows 255: {_cut(text)}")
+    return _U8[len(data)] + data
+
+
+def _long(data: bytes) -> bytes:
+    return _U32(len(data)) + data
+
+
+def _utf8(what: str, text: str) -> bytes:
+    try:
+        return text.encode()
+    except UnicodeEncodeError as error:
+        raise MessageInvalid(f"{what} is not Unicode text: {error}") from error
+
+
+def _cut(text: str) -> str:
+    return text if len(text) <= 40 else f"{text[:40]}…"
+
+
+_SCHEMA_VERSION_1: Final = _short("", "schema_version") + b"l" + _I64(1)
+_AGGREGATE_TYPE: Final = _short("", "aggregate_type") + b"S"
+_AGGREGATE_ID: Final = _short("", "aggregate_id") + b"S"
+_OCCURRED_AT: Final = _short("", "occurred_at") + b"S" + _U32(27)
+_STAMP_SIZE: Final = len(_OCCURRED_AT) + 27
