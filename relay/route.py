@@ -1,8 +1,9 @@
 """Where a message goes: exchange and routing key of a row, from the row's own columns or from templates.
 
-A template is text with `{column}` in it; `{{` and `}}` are braces. A row's own `exchange` or `routing_key` column wins
-over the template. A column that is null makes the row's route invalid, never an empty name: AMQP's empty exchange name
-is the default exchange, which would deliver to whatever queue bears the routing key's name.
+A template is text with `{column}` in it; `{{` and `}}` are braces. A row's own `exchange` or `routing_key`
+column wins over the template. A column that is null makes the row's route invalid, never an empty name:
+AMQP's empty exchange name is the default exchange, which would deliver to whatever queue bears the routing
+key's name.
 """
 
 from __future__ import annotations
@@ -70,16 +71,20 @@ class Template:
 
 
 class Router:
-    """Routes rows; `fields` are the columns that decide (beside the row's own `exchange` and `routing_key`)."""
+    """Routes rows; `fields`: the columns that decide, beside the row's own `exchange`, `routing_key`."""
 
     __slots__ = ("_exchange", "_routing_key", "constant_exchange", "fields")
 
     def __init__(self, exchange: str, routing_key: str) -> None:
-        """Both are templates. Raises ValueError for one that cannot be, and for an exchange that is always empty."""
+        """Both are templates. Raises ValueError for one that cannot be, and for an exchange that is always
+        empty.
+        """
         self._exchange = Template.parse(exchange)
         self._routing_key = Template.parse(routing_key)
         self.constant_exchange = self._exchange.constant
-        """The one exchange that rows without a name of their own go to; `None` where the template reads the row."""
+        """The one exchange that rows without a name of their own go to; `None` where the template reads the
+        row.
+        """
         if self.constant_exchange == "":
             raise ValueError("the exchange is empty, which is AMQP's default exchange; allowed: a name")
         self.fields = self._exchange.fields | self._routing_key.fields

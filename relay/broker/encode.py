@@ -1,12 +1,14 @@
 """An outbox row -> the bytes of one `basic.publish` (AMQP 0-9-1): method, content header, body frames.
 
-Owns: the mapping of CONTRACT "The message". Pure: no socket, no clock; the same row gives the same bytes. What AMQP or
-RabbitMQ could not carry exactly raises MessageInvalid before a delivery tag is spent on it, because the broker's own
-answer would be to close the channel or the connection under everybody's messages. Lengths are bytes, not characters.
+Owns: the mapping of CONTRACT "The message". Pure: no socket, no clock; the same row gives the same bytes.
+What AMQP or RabbitMQ could not carry exactly raises MessageInvalid before a delivery tag is spent on it,
+because the broker's own answer would be to close the channel or the connection under everybody's messages.
+Lengths are bytes, not characters.
 
-Two ways lead to the same bytes. A row with ordinary columns only is put together from segments that are cached by its
-event type and aggregate type (its *shape*); rows with rarer columns or headers of their own take the general way. Both
-caches are bounded: emptied when full, as shapes that never repeat are not worth an eviction order.
+Two ways lead to the same bytes. A row with ordinary columns only is put together from segments that are
+cached by its event type and aggregate type (its *shape*); rows with rarer columns or headers of their own
+take the general way. Both caches are bounded: emptied when full, as shapes that never repeat are not worth an
+eviction order.
 """
 
 from __future__ import annotations
@@ -49,7 +51,9 @@ _PERSISTENT: Final = b"\x02"
 
 _HEADER_COLUMNS: Final = ("aggregate_version", "causation_id", "traceparent", "tracestate")
 _RESERVED_HEADERS: Final = ("CC", "BCC")
-"""RabbitMQ takes these for further routing keys (sender-selected distribution), which no route of ours declares."""
+"""RabbitMQ takes these for further routing keys (sender-selected distribution), which no route of ours
+declares.
+"""
 
 _INT64_MIN: Final = -(2**63)
 _INT64_MAX: Final = 2**63 - 1
@@ -63,9 +67,9 @@ _CACHE_ENTRIES_MAX: Final = 4096
 class Encoder:
     """Encodes rows for one channel of one connection.
 
-    `frame_max` is what was negotiated, in bytes (0: no limit); `is_mandatory` what a row gets whose `mandatory` is
-    null; `envelope_name` and `source` as in `relay.envelope`; `body_bytes_max` the largest body that the broker is
-    known to accept, `None` where that is not known.
+    `frame_max` is what was negotiated, in bytes (0: no limit); `is_mandatory` what a row gets whose
+    `mandatory` is null; `envelope_name` and `source` as in `relay.envelope`; `body_bytes_max` the largest
+    body that the broker is known to accept, `None` where that is not known.
     """
 
     def __init__(
@@ -93,8 +97,8 @@ class Encoder:
         self._seconds: dict[int, tuple[bytes, bytes]] = {}
         # The shape fixes the route only if nothing else that the templates read can vary.
         self._shape_routes = router.fields <= {"event_type", "aggregate_type", "schema_version"}
-        # What stands between the frame's size and the header table: class and weight, body size, flags, content type,
-        # the table's length.
+        # What stands between the frame's size and the header table: class and weight, body size, flags,
+        # content type, the table's length.
         properties = _U16(_CONTENT_TYPE | _ALWAYS) + _short("content_type", self._content_type)
         self._sizes = Struct(f">IIQ{len(properties)}sI").pack
         self._properties = properties
@@ -157,6 +161,13 @@ class Encoder:
             )
         )
 
+    def route_of(self, row: Row) -> tuple[str, str]:
+        """(exchange, routing key) of a row, for a report; empty where it has none."""
+        try:
+            return self._router.route(row)
+        except MessageInvalid:
+            return "", ""
+
     def _encode_any(self, row: Row, database_now: Callable[[], float]) -> tuple[str, bytes]:
         """The general way, with every check and the message that says what is wrong."""
         rare = row.rare or {}
@@ -172,7 +183,8 @@ class Encoder:
         flags, properties = self._properties_of(row, rare, database_now)
         payload = b"".join((_U32(_BASIC_CLASS), _U64(len(body)), _U16(flags), *properties))
         if len(payload) > self._frame_payload_max:
-            # AMQP 0-9-1, 4.2.6: a content header is one frame. RabbitMQ answers 501 and closes the connection.
+            # AMQP 0-9-1, 4.2.6: a content header is one frame. RabbitMQ answers 501 and closes the
+            # connection.
             raise MessageInvalid(
                 f"properties and headers have {len(payload)} bytes, one frame holds {self._frame_payload_max}"
             )
@@ -292,7 +304,9 @@ class Encoder:
 
 @dataclass(frozen=True, slots=True)
 class _Shape:
-    """Segments shared by all rows of an event type and aggregate type; `method` is None where the route varies."""
+    """Segments shared by all rows of an event type and aggregate type; `method` is None where the route
+    varies.
+    """
 
     exchange: str
     method: bytes | None
@@ -332,7 +346,8 @@ def _parse_integer(text: str) -> int:
 
 def _parse_fraction(text: str) -> float:
     value = float(text)
-    # Exact in the sense in which doubles are written and read: the shortest text of the double is this number.
+    # Exact in the sense in which doubles are written and read: the shortest text of the double is this
+    # number.
     if not math.isfinite(value) or Decimal(repr(value)) != Decimal(text):
         raise MessageInvalid(f"the number {_cut(text)} in the headers is not exact as a 64-bit double")
     return value

@@ -7,9 +7,9 @@ Owns: the delivery tags of one channel life and the rows behind them.
 
 Invariants:
   W1  Tags count from 1 without gaps (AMQP 0-9-1, `confirm.select`; RabbitMQ, "Publisher Confirms").
-  W2  A message id is in flight at most once: a return carries no tag, so the id is all that ties it to its row.
-  W3  Each row leaves exactly once: by the first ack or nack that covers it, or by `drain`. A later `multiple` that
-      covers it too does not see it: a nack that came first stays a nack.
+  W2  A message id is in flight at most once: a return carries no tag, the id is all that ties it to its row.
+  W3  Each row leaves exactly once: by the first ack or nack that covers it, or by `drain`. A later
+      `multiple` that covers it too does not see it: a nack that came first stays a nack.
   W4  A broker that settles what is not in flight, or returns what it was never given, is not believed:
       `ProtocolViolation`; what is still in the window then counts as unconfirmed.
 
@@ -71,8 +71,8 @@ class Window:
     def ack(self, tag: int, multiple: bool = False) -> Settled:
         """The broker took the message of this tag, or (`multiple`) all up to it; tag 0 then means all so far.
 
-        Returns the rows that are settled by it as (delivered, returned): an ack after a return is not delivery.
-        Raises ProtocolViolation when a tag was never given or nothing up to it is in flight.
+        Returns the rows that are settled by it as (delivered, returned): an ack after a return is not
+        delivery. Raises ProtocolViolation when a tag was never given or nothing up to it is in flight.
         """
         if not multiple:
             row = self._rows.pop(tag, None)
@@ -85,18 +85,18 @@ class Window:
         return self._multiple(tag or self._last)
 
     def nack(self, tag: int, multiple: bool = False) -> Settled:
-        """The broker could not take the message; as `ack` otherwise. A row that was returned stays returned."""
+        """The broker could not take the message; else as `ack`. A row that was returned stays returned."""
         return self.ack(tag, multiple)
 
     def mark_returned(self, message_id: str, error: str, exchange: str, routing_key: str) -> None:
-        """`basic.return`: the message reached no queue; its confirm is still to come. Raises ProtocolViolation."""
+        """`basic.return`: the message reached no queue; its confirm follows. Raises ProtocolViolation."""
         tag = self._ids.get(message_id)
         if tag is None:
             raise ProtocolViolation(f"the broker returned message {message_id!r}, which is not in flight")
         self._returned[tag] = Returned(self._rows[tag], error, exchange, routing_key)
 
     def drain(self) -> Sequence[Row]:
-        """The channel is gone: the rows without an outcome, in publish order. The window is empty afterwards."""
+        """The channel is gone: the rows without an outcome, in publish order. The window is then empty."""
         rows = list(self._rows.values())
         self._rows.clear()
         self._ids.clear()

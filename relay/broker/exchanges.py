@@ -1,0 +1,102 @@
+"""Which exchanges exist: asked on a channel of its own, remembered for the life of a connection.
+
+A publish to an exchange that does not exist closes the channel, with everybody's unconfirmed messages on it.
+So a name that comes from a row is declared passively first, on a side channel that nobody else suffers with.
+
+    unknown --ask--> asked --exists--> known (until pushed out by newer names)
+                       |----refused--> refused, for a few seconds (someone may create it)
+                       '----no answer--> unknown, told after a second's pause
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Final
+
+from aiormq import Connection
+from aiormq.channel import EXCEPTION_MAPPING
+from aiormq.exceptions import AMQPError, ChannelClosed, ChannelInvalidStateError
+
+ANSWER_TIMEOUT_S: Final = 10.0
+"""A broker that is asked for an exchange and blocked or busy is asked again after this."""
+
+_REFUSAL_AGE_S: Final = 5.0
+_PAUSE_S: Final = 1.0
+_NAMES_MAX: Final = 1000
+_CODES: Final = {error: code for code, error in EXCEPTION_MAPPING.items()}
+
+
+class Exchanges:
+    """The exchanges of one connection. `on_answer` is called, from the loop, when a name that was asked for
+    has a verdict, or may be asked for again."""
+
+    def __init__(self, connection: Connection, on_answer: Callable[[], None]) -> None:
+        self._connection = connection
+        self._on_answer = on_answer
+        self._clock = asyncio.get_running_loop().time
+        self._known: dict[str, None] = {}
+        self._refused: dict[str, tuple[float, str]] = {}
+        self._asked: dict[str, asyncio.Task[None]] = {}
+
+    def verdict(self, name: str) -> bool | str:
+        """True: it exists. A text: the broker's refusal. False: not known yet, `on_answer` will follow."""
+        if name in self._known:
+            return True
+        if name in self._refused:
+            until, text = self._refused[name]
+            if self._clock() < until:
+                return text
+            del self._refused[name]
+        if name not in self._asked:
+            self._asked[name] = asyncio.get_running_loop().create_task(self._ask(name))
+        return False
+
+    async def check(self, name: str) -> str | None:
+        """Ask now: None if it exists, else the broker's refusal. AMQPError, OSError: no answer."""
+        channel = await self._connection.channel(publisher_confirms=False)
+        try:
+            await channel.exchange_declare(name, passive=True)
+        except ChannelInvalidStateError:
+            raise
+        except ChannelClosed as error:
+            return refusal(error)
+        await channel.close()
+        self._remember(name)
+        return None
+
+    def close(self) -> None:
+        """Stop asking; no answer follows."""
+        for task in self._asked.values():
+            task.cancel()
+        self._asked.clear()
+
+    async def _ask(self, name: str) -> None:
+        try:
+            async with asyncio.timeout(ANSWER_TIMEOUT_S):
+                text = await self.check(name)
+        except (AMQPError, OSError, TimeoutError, RuntimeError):
+            # No answer says nothing about the exchange: the connection went, or the broker is blocked or
+            # slow.
+            await asyncio.sleep(_PAUSE_S)
+        else:
+            if text is not None:
+                self._refuse(name, text)
+        del self._asked[name]
+        self._on_answer()
+
+    def _remember(self, name: str) -> None:
+        if len(self._known) >= _NAMES_MAX:
+            del self._known[next(iter(self._known))]
+        self._known[name] = None
+
+    def _refuse(self, name: str, text: str) -> None:
+        if len(self._refused) >= _NAMES_MAX:
+            del self._refused[next(iter(self._refused))]
+        self._refused[name] = (self._clock() + _REFUSAL_AGE_S, text)
+
+
+def refusal(error: ChannelClosed) -> str:
+    """The broker's own words, code first: `404 NOT_FOUND - no exchange 'x' in vhost '/'`."""
+    code = _CODES.get(type(error))
+    return " ".join(str(part) for part in ((code, *error.args) if code else error.args) if part)

@@ -1,0 +1,259 @@
+"""One life of a connection to RabbitMQ: rows in as encoded frames, outcomes out.
+
+Owns: the confirm window of the publishing channel, what may be written when, and the outcome of each row.
+
+    open --broker closes over a publish--> closed (REFUSED)
+      |----cut, heartbeat missed, server stops, protocol broken, close()--> closed (CONNECTION)
+
+Invariants: each published row gets one outcome: acked, nacked, returned, or lost when the link closes.
+Outcomes are told in the broker's order, one call per kind for what one read of the socket brought; never from
+within `publish`. Nothing is written while the broker blocks us: such messages would sit in its socket unread,
+and ours would be a growing buffer.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import Callable, Sequence
+from enum import Enum, auto
+from typing import Final
+
+from aiormq import Connection
+from aiormq.exceptions import AMQPError
+
+from relay.broker.encode import Encoder
+from relay.broker.exchanges import Exchanges
+from relay.broker.wire import WRITE_BUFFER_BYTES, Wire
+from relay.core.ports import Closed, LinkListener, Publication, Rejection, Returned
+from relay.core.window import Settled, Window
+from relay.errors import MessageInvalid
+from relay.message import Row
+
+CLOSE_TIMEOUT_S: Final = 3.0
+"""An orderly close that takes longer is not worth waiting for: the socket is dropped."""
+
+_REFUSALS: Final = frozenset((311, 313, 403, 404, 406, 501, 502, 503, 504, 505, 530, 540))
+"""Reply codes that blame what was sent (AMQP 0-9-1, 1.2). 320 (forced), 506 and 541 (the server's own
+trouble) do not.
+"""
+
+_TOO_LARGE: Final = re.compile(r"message size \d+ is larger than (?:configured )?max size (\d+)")
+"""RabbitMQ's text of a 406 for a body above `max_message_size` (rabbit_channel:check_msg_size)."""
+
+
+class _Kind(Enum):
+    ACKED = auto()
+    NACKED = auto()
+    RETURNED = auto()
+
+
+class AmqpLink:
+    """Implements `relay.core.ports.Link`; made by `AmqpBroker.connect`.
+
+    `constant_exchange` is known to exist; other names are asked for in `exchanges` before anything goes
+    there. `on_size_limit(bytes)` is told when the broker's refusal gives away the largest body that it takes.
+    """
+
+    def __init__(
+        self,
+        connection: Connection,
+        wire: Wire,
+        encoder: Encoder,
+        listener: LinkListener,
+        *,
+        channel: int,
+        constant_exchange: str | None,
+        database_now: Callable[[], float],
+        on_size_limit: Callable[[int], None],
+    ) -> None:
+        assert wire.transport is not None, "the wire is connected"
+        self._connection = connection
+        self._wire = wire
+        self._transport = wire.transport
+        self._encoder = encoder
+        self._listener = listener
+        self._constant_exchange = constant_exchange
+        self._database_now = database_now
+        self._on_size_limit = on_size_limit
+        self._loop = asyncio.get_running_loop()
+        self._window = Window()
+        self._exchanges = Exchanges(connection, self._tell_writable)
+        self._is_closed = False
+        self._is_blocked = False
+        self._is_told_soon = False
+        self._kind = _Kind.ACKED
+        self._rows: list[Row] = []
+        self._returned: list[Returned] = []
+        self._shutting: asyncio.Task[None] | None = None
+        wire.listen(self, channel)
+
+    # ------------------------------------------------------------ Link
+
+    @property
+    def in_flight(self) -> int:
+        return len(self._window)
+
+    def is_in_flight(self, message_id: str) -> bool:
+        return self._window.is_in_flight(message_id)
+
+    def publish(self, rows: Sequence[Row]) -> Publication:
+        """See `Link.publish`. At most about `WRITE_BUFFER_BYTES` wait in the socket, and one row more."""
+        if self._is_closed or self._is_blocked:
+            return Publication(0, ())
+        room = WRITE_BUFFER_BYTES - self._transport.get_write_buffer_size()
+        encode, add, database_now = self._encoder.encode, self._window.add, self._database_now
+        constant = self._constant_exchange
+        out: list[bytes] = []
+        rejected: list[Rejection] = []
+        taken = 0
+        for row in rows:
+            if room <= 0:
+                self._tell_writable_soon()
+                break
+            try:
+                exchange, frames = encode(row, database_now)
+            except MessageInvalid as error:
+                rejected.append(self._rejection(row, error.failure_class, error.message))
+                taken += 1
+                continue
+            if exchange != constant and (verdict := self._exchanges.verdict(exchange)) is not True:
+                if verdict is False:
+                    break
+                rejected.append(self._rejection(row, "refused", verdict))
+                taken += 1
+                continue
+            add(row)
+            out.append(frames)
+            room -= len(frames)
+            taken += 1
+        if out:
+            # One write for all; `join` of a single large message does not copy it.
+            self._transport.write(b"".join(out))
+        return Publication(taken, rejected)
+
+    async def close(self) -> None:
+        """See `Link.close`. Takes at most `CLOSE_TIMEOUT_S`."""
+        if not self._is_closed:
+            self._end(Closed.CONNECTION, "closed by the relay", is_own=True)
+        if self._shutting is not None:
+            await asyncio.wait([self._shutting])
+
+    # ------------------------------------------------------------ WireListener
+
+    def on_ack(self, tag: int, multiple: bool) -> None:
+        self._settle(_Kind.ACKED, self._window.ack(tag, multiple))
+
+    def on_nack(self, tag: int, multiple: bool) -> None:
+        self._settle(_Kind.NACKED, self._window.nack(tag, multiple))
+
+    def on_return(self, message_id: str, error: str, exchange: str, routing_key: str) -> None:
+        self._window.mark_returned(message_id, error, exchange, routing_key)
+
+    def on_close(self, code: int, text: str, method: tuple[int, int]) -> None:
+        if (found := _TOO_LARGE.search(text)) is not None:
+            self._on_size_limit(int(found[1]))
+        self._end(Closed.REFUSED if code in _REFUSALS else Closed.CONNECTION, f"{code} {text}")
+
+    def on_blocked(self, reason: str) -> None:
+        self._flush()
+        self._is_blocked = True
+        self._listener.on_blocked(reason)
+
+    def on_unblocked(self) -> None:
+        self._flush()
+        self._is_blocked = False
+        self._listener.on_unblocked()
+        self._tell_writable_soon()
+
+    def on_read_end(self) -> None:
+        self._flush()
+
+    def on_writable(self) -> None:
+        self._tell_writable()
+
+    def on_violation(self, error: str) -> None:
+        self._end(Closed.CONNECTION, error)
+        self._transport.abort()
+
+    def on_lost(self, error: str) -> None:
+        silence_s = self._loop.time() - self._wire.read_at
+        if self._connection.heartbeat_timeout and silence_s > 2 * self._connection.heartbeat_timeout:
+            error = f"nothing was heard for {silence_s:.0f} s: {error}"
+        self._end(Closed.CONNECTION, error)
+
+    # ------------------------------------------------------------ inside
+
+    def _rejection(self, row: Row, reason: str, error: str) -> Rejection:
+        return Rejection(row, reason, error, *self._encoder.route_of(row))
+
+    def _settle(self, kind: _Kind, settled: Settled) -> None:
+        rows, returned = settled
+        if rows:
+            if self._kind is not kind:
+                self._flush()
+                self._kind = kind
+            self._rows += rows
+        if returned:
+            if self._kind is not _Kind.RETURNED:
+                self._flush()
+                self._kind = _Kind.RETURNED
+            self._returned += returned
+
+    def _flush(self) -> None:
+        """Tell what was gathered. The listener may publish or close meanwhile: the state is whole before the
+        call.
+        """
+        if self._rows:
+            rows, self._rows = self._rows, []
+            if self._kind is _Kind.ACKED:
+                self._listener.on_acked(rows)
+            else:
+                self._listener.on_nacked(rows)
+        elif self._returned:
+            returned, self._returned = self._returned, []
+            self._listener.on_returned(returned)
+
+    def _tell_writable_soon(self) -> None:
+        """After a turn of the loop, unless the transport is full: then it tells itself when it has drained."""
+        if not self._is_told_soon:
+            self._is_told_soon = True
+            self._loop.call_soon(self._tell_writable_if_so)
+
+    def _tell_writable_if_so(self) -> None:
+        self._is_told_soon = False
+        if self._wire.is_writable:
+            self._tell_writable()
+
+    def _tell_writable(self) -> None:
+        if not self._is_closed and not self._is_blocked:
+            self._listener.on_writable()
+
+    def _end(self, closed: Closed, error: str, *, is_own: bool = False) -> None:
+        """The link's last word, once; the socket is closed behind it."""
+        self._flush()
+        if self._is_closed:
+            return
+        self._is_closed = True
+        self._wire.ignore()
+        self._exchanges.close()
+        lost = self._window.drain()
+        self._shutting = self._loop.create_task(self._shut())
+        _shutting.add(self._shutting)
+        self._shutting.add_done_callback(_shutting.discard)
+        if lost or not is_own:
+            self._listener.on_closed(lost, closed, error)
+
+    async def _shut(self) -> None:
+        try:
+            async with asyncio.timeout(CLOSE_TIMEOUT_S):
+                await self._connection.close()
+        except (AMQPError, OSError, TimeoutError, asyncio.InvalidStateError):
+            # The connection is beyond an orderly end, which `on_closed` has told already.
+            pass
+        finally:
+            self._transport.abort()
+
+
+_shutting: set[asyncio.Task[None]] = set()
+"""Closes under way: the loop itself holds its tasks only weakly."""

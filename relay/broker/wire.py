@@ -1,0 +1,318 @@
+"""The socket, shared with aiormq: what the broker says about our publishes never passes through the library.
+
+aiormq opens connection and channels, and answers heartbeats and closes; its way of reading costs some 100 µs
+of Python per confirm (a stream, a queue, a frame object, a future). So the connection is given a transport of
+ours, through aiormq's own `transport_factory`: a protocol that splits what arrives into frames and takes
+those of the publishing channel that speak of publishes (`basic.ack`, `basic.nack`, `basic.return` with its
+content). All else goes on to aiormq's stream, whole frames in their order; a few of them are read in passing
+(closes, blocked).
+
+In the other direction aiormq writes whole frames with one `write` each, and so do we: nothing is torn apart.
+
+This is the one module that relies on how aiormq works inside; `tests/broker/test_wire.py` fails when an
+upgrade changes that. What it relies on:
+  - `transport_factory.create(url, ssl_context_provider=...)` gives the reader and writer that it uses;
+  - it writes whole frames; it reads through `StreamReader` only;
+  - it judges the connection dead when its stream brings no frame for three heartbeats, so it is shown one
+    (`_HEARTBEAT`) now and then while only our frames arrive.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from struct import Struct
+from typing import Any, Final, Protocol, cast
+
+from aiormq.connection import TransportFactory
+from aiormq.exceptions import AMQPConnectionError
+from yarl import URL
+
+from relay.core.window import ProtocolViolation
+
+WRITE_BUFFER_BYTES: Final = 1 << 20
+"""Above this much unsent data the transport says stop; it says go on at a quarter."""
+
+_FRAME: Final = Struct(">BHI").unpack_from
+_CONFIRM: Final = Struct(">QB").unpack_from
+_CLOSE_CODE: Final = Struct(">H").unpack_from
+_CLASS_METHOD: Final = Struct(">HH").unpack_from
+_FRAME_MIN: Final = 8
+_ACK_BYTES: Final = 21
+# A frame is at most what was negotiated, 128 KiB with RabbitMQ; beyond this it is no AMQP any longer.
+_FRAME_MAX: Final = 1 << 24
+_END: Final = 0xCE
+_HEARTBEAT: Final = b"\x08\x00\x00\x00\x00\x00\x00\xce"
+_HEARTBEAT_INTERVAL_S: Final = 1.0
+_NOTHING: Final = b"\xff"
+"""Begins no frame: the prefix of acks while nobody publishes."""
+
+_ACK, _NACK, _RETURN = b"\x00\x3c\x00\x50", b"\x00\x3c\x00\x78", b"\x00\x3c\x00\x32"
+_CHANNEL_CLOSE, _CONNECTION_CLOSE = b"\x00\x14\x00\x28", b"\x00\x0a\x00\x32"
+_BLOCKED, _UNBLOCKED = b"\x00\x0a\x00\x3c", b"\x00\x0a\x00\x3d"
+
+
+class WireListener(Protocol):
+    """Told what arrives, in its order; `on_read_end` after each read of the socket.
+
+    `on_ack`, `on_nack` and `on_return` may raise ProtocolViolation, which ends in `on_violation`.
+    """
+
+    def on_ack(self, tag: int, multiple: bool) -> None: ...
+    def on_nack(self, tag: int, multiple: bool) -> None: ...
+    def on_return(self, message_id: str, error: str, exchange: str, routing_key: str) -> None: ...
+    def on_close(self, code: int, text: str, method: tuple[int, int]) -> None:
+        """The broker closes our channel or the connection; `method` is what it blames, (0, 0) for nothing."""
+        ...
+
+    def on_blocked(self, reason: str) -> None: ...
+    def on_unblocked(self) -> None: ...
+    def on_read_end(self) -> None: ...
+    def on_writable(self) -> None: ...
+    def on_violation(self, error: str) -> None: ...
+    def on_lost(self, error: str) -> None:
+        """The connection is gone; may be told more than once."""
+        ...
+
+
+class Wire(asyncio.StreamReaderProtocol):
+    """The protocol of one connection; hears for its listener from `listen` on."""
+
+    def __init__(self, reader: asyncio.StreamReader, loop: asyncio.AbstractEventLoop) -> None:
+        super().__init__(reader, loop=loop)
+        self._clock = loop.time
+        self._listener: WireListener | None = None
+        self._channel = 0
+        self._ack_prefix = _NOTHING
+        self._partial = b""
+        self._is_amqp = True
+        self._return: tuple[str, str, str] | None = None
+        self._forwarded_at = 0.0
+        self.transport: asyncio.Transport | None = None
+        self.is_writable = True
+        self.lost: str | None = None
+        """Why the connection is gone, once it is."""
+        self.read_at = loop.time()
+        """When the last bytes came, by the loop's clock."""
+
+    def listen(self, listener: WireListener, channel: int) -> None:
+        """From now on the frames about publishes on `channel` are the listener's."""
+        self._listener = listener
+        self._channel = channel
+        self._ack_prefix = b"\x01" + channel.to_bytes(2, "big") + b"\x00\x00\x00\x0d" + _ACK
+
+    def ignore(self) -> None:
+        """The listener is told nothing more; all frames go to aiormq."""
+        self._listener = None
+        self._ack_prefix = _NOTHING
+
+    # ------------------------------------------------------------ asyncio.Protocol
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self.transport = cast(asyncio.Transport, transport)
+        self.transport.set_write_buffer_limits(high=WRITE_BUFFER_BYTES, low=WRITE_BUFFER_BYTES // 4)
+        super().connection_made(transport)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        super().connection_lost(exc)
+        self._lose((str(exc) or type(exc).__name__) if exc else "connection closed")
+
+    def eof_received(self) -> bool | None:
+        stays_open = super().eof_received()
+        self._lose("connection closed by the broker's side")
+        return stays_open
+
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        self.is_writable = False
+
+    def resume_writing(self) -> None:
+        super().resume_writing()
+        self.is_writable = True
+        if self._listener is not None:
+            self._listener.on_writable()
+
+    def data_received(self, data: bytes) -> None:
+        self.read_at = self._clock()
+        if not self._is_amqp:
+            super().data_received(data)
+            return
+        if self._partial:
+            data = self._partial + data
+        try:
+            self._split(data)
+        except ProtocolViolation as error:
+            if self._listener is None:
+                raise
+            self._listener.on_violation(error.message)
+            return
+        if self._listener is not None:
+            self._listener.on_read_end()
+
+    def _lose(self, error: str) -> None:
+        if self.lost is None:
+            self.lost = error
+        if self._listener is not None:
+            self._listener.on_lost(error)
+
+    # ------------------------------------------------------------ frames
+
+    def _split(self, data: bytes) -> None:
+        """Deal out the frames of `data`; data[start:at] is what aiormq has to see and was not given yet."""
+        start = at = 0
+        size = len(data)
+        while size - at >= _FRAME_MIN:
+            if data.startswith(self._ack_prefix, at) and self._listener is not None:
+                if size - at < _ACK_BYTES:
+                    break
+                if start < at:
+                    self._forward(data[start:at])
+                tag, bits = _CONFIRM(data, at + 11)
+                at += _ACK_BYTES
+                start = at
+                self._listener.on_ack(tag, bool(bits & 1))
+                continue
+            kind, channel, length = _FRAME(data, at)
+            if kind not in (1, 2, 3, 8) or length > _FRAME_MAX:
+                # The answer to another protocol version begins with `AMQP`; aiormq knows what to say to it.
+                self._is_amqp = False
+                break
+            end = at + _FRAME_MIN + length
+            if end > size:
+                break
+            if data[end - 1] != _END:
+                self._is_amqp = False
+                break
+            if self._listener is None:
+                at = end
+                continue
+            if channel == self._channel and self._take(kind, data, at + 7, end - 1):
+                if start < at:
+                    self._forward(data[start:at])
+                start = end
+            elif channel == 0 and kind == 1:
+                self._overhear(data[at + 7 : at + 11], data, at + 11, end - 1)
+            at = end
+        if start < at:
+            self._forward(data[start:at])
+        if self._is_amqp:
+            self._partial = data[at:]
+            if start and self.read_at - self._forwarded_at > _HEARTBEAT_INTERVAL_S:
+                self._forward(_HEARTBEAT)
+            return
+        self._partial = b""
+        if at < size:
+            self._forward(data[at:])
+        if self._listener is not None:
+            raise ProtocolViolation("what the broker sends is not AMQP any longer")
+
+    def _forward(self, frames: bytes) -> None:
+        self._forwarded_at = self.read_at
+        super().data_received(frames)
+
+    def _take(self, kind: int, data: bytes, at: int, end: int) -> bool:
+        """A frame's payload (data[at:end]) on the publishing channel; whether it is ours alone."""
+        listener = self._listener
+        assert listener is not None
+        if kind == 2:
+            # The only content that this channel brings is that of returns; its bodies are skipped below.
+            if self._return is None:
+                raise ProtocolViolation("the broker sent content that belongs to no return")
+            error, exchange, routing_key = self._return
+            self._return = None
+            listener.on_return(message_id(data, at, end), error, exchange, routing_key)
+            return True
+        if kind != 1:
+            return kind == 3
+        method = data[at : at + 4]
+        if method == _NACK:
+            if end - at != 13:
+                raise ProtocolViolation("the broker sent a nack of a wrong size")
+            tag, bits = _CONFIRM(data, at + 4)
+            listener.on_nack(tag, bool(bits & 1))
+            return True
+        if method == _RETURN:
+            (code,) = _CLOSE_CODE(data, at + 4)
+            text, at = _short(data, at + 6)
+            exchange, at = _short(data, at)
+            routing_key, at = _short(data, at)
+            self._return = (f"{code} {text}", exchange, routing_key)
+            return True
+        if method == _CHANNEL_CLOSE:
+            self._overhear_close(data, at + 4)
+        return False
+
+    def _overhear(self, method: bytes, data: bytes, at: int, end: int) -> None:
+        """A method on channel 0: aiormq's business, which the listener has to know too."""
+        listener = self._listener
+        assert listener is not None
+        if method == _CONNECTION_CLOSE:
+            self._overhear_close(data, at)
+        elif method == _BLOCKED:
+            listener.on_blocked(_short(data, at)[0])
+        elif method == _UNBLOCKED:
+            listener.on_unblocked()
+
+    def _overhear_close(self, data: bytes, at: int) -> None:
+        (code,) = _CLOSE_CODE(data, at)
+        text, at = _short(data, at + 2)
+        assert self._listener is not None
+        self._listener.on_close(code, text, _CLASS_METHOD(data, at))
+
+
+class WireFactory(TransportFactory):
+    """aiormq's way to its transport; `wire` is the protocol of the connection that it made."""
+
+    def __init__(self) -> None:
+        self.wire: Wire | None = None
+
+    async def create(self, url: URL, **kwargs: Any) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        """Raises AMQPConnectionError."""
+        provider = kwargs.pop("ssl_context_provider")
+        loop = asyncio.get_running_loop()
+        reader = asyncio.StreamReader(loop=loop)
+        if url.host is None or url.port is None:
+            raise AMQPConnectionError("the URL names no host")
+        try:
+            tls = await provider.get_context() if url.scheme == "amqps" else None
+            transport, wire = await loop.create_connection(
+                lambda: Wire(reader, loop), host=url.host, port=url.port, ssl=tls, **kwargs
+            )
+        except OSError as error:
+            raise AMQPConnectionError(*error.args) from error
+        self.wire = wire
+        return reader, asyncio.StreamWriter(transport, wire, reader, loop)
+
+
+def message_id(data: bytes, at: int, end: int) -> str:
+    """The message id in a content header's payload, data[at:end]. Raises ProtocolViolation where there is
+    none.
+
+    Property flags and their order: AMQP 0-9-1, 4.2.6.1.
+    """
+    flags = int.from_bytes(data[at + 12 : at + 14], "big")
+    at += 14
+    if not flags & 1 << 7 or flags & 1:
+        raise ProtocolViolation("the broker returned a message without a message id")
+    for bit in (15, 14):  # content type, content encoding
+        if flags & 1 << bit:
+            at += 1 + data[at]
+    if flags & 1 << 13:  # headers
+        at += 4 + int.from_bytes(data[at : at + 4], "big")
+    for bit in (12, 11):  # delivery mode, priority
+        if flags & 1 << bit:
+            at += 1
+    for bit in (10, 9, 8):  # correlation id, reply-to, expiration
+        if flags & 1 << bit:
+            at += 1 + data[at]
+    text, at = _short(data, at)
+    if at > end:
+        raise ProtocolViolation("the broker returned a message whose header is cut off")
+    return text
+
+
+def _short(data: bytes, at: int) -> tuple[str, int]:
+    """(short string, where it ends). Raises ProtocolViolation where the data ends before it."""
+    end = at + 1 + (data[at] if at < len(data) else 0)
+    if end > len(data):
+        raise ProtocolViolation("the broker sent a method that is cut off")
+    return data[at + 1 : end].decode("utf-8", "replace"), end
