@@ -1,16 +1,16 @@
 """What a message's body is: the payload as it is, or an envelope of JSON around it.
 
 `none` the payload's bytes as stored; SQL NULL is an empty body.
-`json` one object: `id type schema_version occurred_at producer correlation_id causation_id aggregate data`.
-All of them
-    are always there (null where the column is null; `aggregate` is `{type, id, version}` or null), but for
-    the last: `data`         a json or jsonb payload embedded byte for byte; a text payload as a JSON string
-    `data_base64`  instead of it for bytea, which JSON cannot hold neither        for SQL NULL, so that it
-    differs from the JSON null A `content_type` or `content_encoding` that the row sets speaks of the payload
-    and stands beside it as `data_content_type`, `data_content_encoding`.
+`json` one object: id, type, schema_version, occurred_at, producer, correlation_id, causation_id, aggregate,
+    data. All are always there (null where the column is null; `aggregate` is `{type, id, version}` or null),
+    but for the last:
+      `data`         a json or jsonb payload embedded byte for byte, a text payload as a JSON string;
+      `data_base64`  instead of it for bytea, which JSON cannot hold;
+      neither        for SQL NULL, so that it differs from the JSON null.
+    A `content_type` or `content_encoding` that the row sets speaks of the payload and stands beside it as
+    `data_content_type`, `data_content_encoding`.
 `cloudevents` CloudEvents 1.0, structured JSON: `source` is the row's producer, else the relay's; `subject`
-the aggregate's
-    id; the rest are extension attributes, lower-case as the specification wants them (3.1).
+    the aggregate's id; the rest are extension attributes, lower-case as the specification wants (3.1).
 
 The message's properties and headers are the same under every envelope, but for the content type and encoding,
 which are the envelope's.

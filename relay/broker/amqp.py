@@ -17,7 +17,6 @@ from aiormq import Connection
 from aiormq.exceptions import (
     AMQPError,
     AuthenticationError,
-    ConnectionClosed,
     IncompatibleProtocolError,
     InvalidFrameError,
     ProbableAuthenticationError,
@@ -116,7 +115,8 @@ class AmqpBroker:
         except TimeoutError as error:
             raise BrokerUnavailable(f"{address} did not answer within {timeout_s:g} s") from error
         except (AMQPError, OSError, ValueError, RuntimeError) as error:
-            raise _mapped(error, address) from error
+            refused = factory.wire.refused if factory.wire is not None else None
+            raise _mapped(error, address, refused) from error
         finally:
             if link is None:
                 await _discard(connection, factory)
@@ -186,8 +186,8 @@ def _nobody() -> None:
     """Nobody waits for an answer here."""
 
 
-def _mapped(error: Exception, address: str) -> BrokerError:
-    """A driver's failure to connect, as one of ours."""
+def _mapped(error: Exception, address: str, refused: tuple[int, str] | None) -> BrokerError:
+    """A driver's failure to connect, as one of ours; `refused` are the broker's own words if it closed."""
     match error:
         case ExchangeMissing():
             return error
@@ -197,12 +197,14 @@ def _mapped(error: Exception, address: str) -> BrokerError:
             )
             hint = "check user and password in RELAY_AMQP_URL, and that the user may log in from here"
             return BrokerRefused(f"{address} refused the login: {text}", reply_code=403, hint=hint)
-        case ConnectionClosed() if error.args and error.args[0] in (403, 530):
+        case _ if refused is not None and refused[0] in (403, 530):
             return BrokerRefused(
-                f"{address} refused the connection: {error.args[0]} {error.args[1]}",
-                reply_code=error.args[0],
+                f"{address} refused the connection: {refused[0]} {refused[1]}",
+                reply_code=refused[0],
                 hint="check the vhost in RELAY_AMQP_URL and the user's permissions for it",
             )
+        case _ if refused is not None:
+            return BrokerUnavailable(f"{address} closed the connection: {refused[0]} {refused[1]}")
         case IncompatibleProtocolError() | ProtocolSyntaxError() | InvalidFrameError():
             hint = "check host, port and scheme of RELAY_AMQP_URL: amqp:// or, with TLS, amqps://"
             return BrokerRefused(f"{address} does not speak AMQP 0-9-1", hint=hint)

@@ -150,7 +150,7 @@ class AmqpLink:
     def on_return(self, message_id: str, error: str, exchange: str, routing_key: str) -> None:
         self._window.mark_returned(message_id, error, exchange, routing_key)
 
-    def on_close(self, code: int, text: str, method: tuple[int, int]) -> None:
+    def on_close(self, code: int, text: str) -> None:
         if (found := _TOO_LARGE.search(text)) is not None:
             self._on_size_limit(int(found[1]))
         self._end(Closed.REFUSED if code in _REFUSALS else Closed.CONNECTION, f"{code} {text}")
@@ -215,7 +215,7 @@ class AmqpLink:
             self._listener.on_returned(returned)
 
     def _tell_writable_soon(self) -> None:
-        """After a turn of the loop, unless the transport is full: then it tells itself when it has drained."""
+        """After a turn of the loop, unless the transport is full: it tells us when it has drained."""
         if not self._is_told_soon:
             self._is_told_soon = True
             self._loop.call_soon(self._tell_writable_if_so)

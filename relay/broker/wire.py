@@ -35,7 +35,6 @@ WRITE_BUFFER_BYTES: Final = 1 << 20
 _FRAME: Final = Struct(">BHI").unpack_from
 _CONFIRM: Final = Struct(">QB").unpack_from
 _CLOSE_CODE: Final = Struct(">H").unpack_from
-_CLASS_METHOD: Final = Struct(">HH").unpack_from
 _FRAME_MIN: Final = 8
 _ACK_BYTES: Final = 21
 # A frame is at most what was negotiated, 128 KiB with RabbitMQ; beyond this it is no AMQP any longer.
@@ -60,8 +59,8 @@ class WireListener(Protocol):
     def on_ack(self, tag: int, multiple: bool) -> None: ...
     def on_nack(self, tag: int, multiple: bool) -> None: ...
     def on_return(self, message_id: str, error: str, exchange: str, routing_key: str) -> None: ...
-    def on_close(self, code: int, text: str, method: tuple[int, int]) -> None:
-        """The broker closes our channel or the connection; `method` is what it blames, (0, 0) for nothing."""
+    def on_close(self, code: int, text: str) -> None:
+        """The broker closes our channel or the connection."""
         ...
 
     def on_blocked(self, reason: str) -> None: ...
@@ -91,6 +90,8 @@ class Wire(asyncio.StreamReaderProtocol):
         self.is_writable = True
         self.lost: str | None = None
         """Why the connection is gone, once it is."""
+        self.refused: tuple[int, str] | None = None
+        """Code and text with which the broker closed the connection, once it did."""
         self.read_at = loop.time()
         """When the last bytes came, by the loop's clock."""
 
@@ -182,15 +183,17 @@ class Wire(asyncio.StreamReaderProtocol):
             if data[end - 1] != _END:
                 self._is_amqp = False
                 break
-            if self._listener is None:
-                at = end
-                continue
-            if channel == self._channel and self._take(kind, data, at + 7, end - 1):
+            if channel == 0:
+                if kind == 1:
+                    self._overhear(data[at + 7 : at + 11], data, at + 11)
+            elif (
+                channel == self._channel
+                and self._listener is not None
+                and self._take(kind, data, at + 7, end - 1)
+            ):
                 if start < at:
                     self._forward(data[start:at])
                 start = end
-            elif channel == 0 and kind == 1:
-                self._overhear(data[at + 7 : at + 11], data, at + 11, end - 1)
             at = end
         if start < at:
             self._forward(data[start:at])
@@ -238,25 +241,21 @@ class Wire(asyncio.StreamReaderProtocol):
             self._return = (f"{code} {text}", exchange, routing_key)
             return True
         if method == _CHANNEL_CLOSE:
-            self._overhear_close(data, at + 4)
+            listener.on_close(*_close(data, at + 4))
         return False
 
-    def _overhear(self, method: bytes, data: bytes, at: int, end: int) -> None:
-        """A method on channel 0: aiormq's business, which the listener has to know too."""
-        listener = self._listener
-        assert listener is not None
+    def _overhear(self, method: bytes, data: bytes, at: int) -> None:
+        """A method on channel 0: aiormq's business, which we have to know too."""
         if method == _CONNECTION_CLOSE:
-            self._overhear_close(data, at)
+            self.refused = _close(data, at)
+        if self._listener is None:
+            return
+        if self.refused is not None:
+            self._listener.on_close(*self.refused)
         elif method == _BLOCKED:
-            listener.on_blocked(_short(data, at)[0])
+            self._listener.on_blocked(_short(data, at)[0])
         elif method == _UNBLOCKED:
-            listener.on_unblocked()
-
-    def _overhear_close(self, data: bytes, at: int) -> None:
-        (code,) = _CLOSE_CODE(data, at)
-        text, at = _short(data, at + 2)
-        assert self._listener is not None
-        self._listener.on_close(code, text, _CLASS_METHOD(data, at))
+            self._listener.on_unblocked()
 
 
 class WireFactory(TransportFactory):
@@ -308,6 +307,11 @@ def message_id(data: bytes, at: int, end: int) -> str:
     if at > end:
         raise ProtocolViolation("the broker returned a message whose header is cut off")
     return text
+
+
+def _close(data: bytes, at: int) -> tuple[int, str]:
+    """(code, text) of a close's arguments."""
+    return _CLOSE_CODE(data, at)[0], _short(data, at + 2)[0]
 
 
 def _short(data: bytes, at: int) -> tuple[str, int]:
