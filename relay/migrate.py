@@ -1,0 +1,344 @@
+"""The outbox's schema: creating and upgrading it, and reading what is there.
+
+Owns: the steps of `sql/migrations/` and the one text made of them, which is either sent to the server or printed for
+an administrator: both are the same SQL. Each step is one transaction that takes the migrations' advisory lock, looks
+what is there, refuses what it did not create, and does only what is missing; so it may run twice, twice at once,
+behind a pooling proxy, and beside running relays. Migrations go forward only.
+
+A schema has a version (its newest migration) and the oldest version of a relay's knowledge that can still work with
+it (`compatible_from`): a relay runs on any schema from its own `SCHEMA_VERSION` up to the next incompatible one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import asyncpg
+
+from relay.database import close, connect, fill, literal, mapped_errors, sql_file, sql_files
+from relay.errors import (
+    DatabaseRefused,
+    DatabaseUnavailable,
+    RelayError,
+    SchemaForeign,
+    SchemaIncompatible,
+    SchemaMissing,
+    UsageError,
+)
+from relay.message import PayloadType
+from relay.values import TableName, quote_identifier, table_name
+
+if TYPE_CHECKING:
+    from relay.database import Connection
+    from relay.urls import DatabaseTarget
+
+SCHEMA_VERSION = 1
+"""The newest migration that this relay knows, and the oldest that it needs."""
+
+PATIENCE_S = 60.0
+"""How long a migration tries for its locks, 2 s at a time; between the tries everyone who waits behind it goes on."""
+
+STEP_TIMEOUT_S = 900.0
+"""For one step: far above any honest one; only a server that no longer answers takes this long."""
+
+_SUFFIXES = {
+    "table": "",
+    "shard": "_shard",
+    "relay": "_relay",
+    "fault": "_fault",
+    "meta": "_meta",
+    "sequence": "_seq_seq",
+    "pkey_index": "_pkey",
+    "read_index": "_read",
+    "aside_key_index": "_aside_key",
+    "aside_due_index": "_aside_due",
+    "shard_pkey_index": "_shard_pkey",
+    "relay_pkey_index": "_relay_pkey",
+    "fault_pkey_index": "_fault_pkey",
+    "meta_pkey_index": "_meta_pkey",
+    "ring": "_ring",
+    "bell_wait": "_bell_wait",
+}
+"""Every object of an outbox, by what its name adds to the table's."""
+
+_FUNCTIONS = ("ring", "bell_wait")
+
+_PRINTED_HEADER = """\
+-- The schema of outbox-relay, as `relay migrate` applies it. With the rights of the schema's owner:
+--
+--     psql -X -v ON_ERROR_STOP=1 -f FILE DATABASE
+--
+-- It may be run again: each transaction looks first what is there. Where a lock is not to be had within 2 s it
+-- stops (lock_timeout) and has changed nothing in that transaction: run it again.
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Schema:
+    """An outbox as it is in the database. `table.schema` is always set.
+
+    `bell` and `sign` are the two numbers of an advisory lock each: the doorbell, and the sign that the relays' own
+    writing transactions take shared. `bell_channel` is where the doorbell rings.
+    """
+
+    table: TableName
+    table_oid: int
+    database_oid: int
+    version: int
+    compatible_from: int
+    payload_type: PayloadType
+    bell: tuple[int, int]
+    bell_channel: str
+    has_doorbell: bool
+    sign: tuple[int, int]
+    is_paused: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Migrated:
+    """What a migration found (`version_before` is 0 where there was nothing) and what there is now."""
+
+    version_before: int
+    schema: Schema
+
+
+def script(
+    table: TableName | str = "outbox",
+    *,
+    payload: PayloadType | str | None = None,
+    doorbell: bool | None = None,
+    role: str | None = None,
+    writer: str | None = None,
+) -> list[str]:
+    """The steps as SQL, one text a transaction; options as `migrate`. Needs no database."""
+    values = _values(_table(table), payload, role, writer) | {"wanted": _wanted(doorbell)}
+    guard = sql_file("migrations/guard.sql")
+    texts = []
+    for version, path in enumerate(sql_files("migrations"), start=1):
+        assert path.startswith(f"migrations/{version:04d}_"), f"a gap in the migrations before {path}"
+        texts.append(f"{guard}\nIF known_version = {version - 1} THEN\n{sql_file(path)}\nEND IF;")
+    assert len(texts) == SCHEMA_VERSION, "SCHEMA_VERSION is not the newest migration"
+    settings = [sql_file("migrations/doorbell.sql")]
+    settings += [sql_file("migrations/role.sql")] if role is not None else []
+    settings += [sql_file("migrations/writer.sql")] if writer is not None else []
+    texts.append("\n".join([guard, *settings]))
+    block = sql_file("migrations/block.sql")
+    return [_block(block, fill(text, values), values) for text in texts]
+
+
+def printed(
+    table: TableName | str = "outbox",
+    *,
+    payload: PayloadType | str | None = None,
+    doorbell: bool | None = None,
+    role: str | None = None,
+    writer: str | None = None,
+) -> str:
+    """What `relay migrate --print` writes: the whole of `script` for psql. Needs no database, touches nothing."""
+    steps = script(table, payload=payload, doorbell=doorbell, role=role, writer=writer)
+    return "\n".join([_PRINTED_HEADER, *steps])
+
+
+async def migrate(
+    connection: Connection,
+    table: TableName | str = "outbox",
+    *,
+    payload: PayloadType | str | None = None,
+    doorbell: bool | None = None,
+    role: str | None = None,
+    writer: str | None = None,
+    patience_s: float = PATIENCE_S,
+) -> Migrated:
+    """Create or upgrade the outbox `table` and grant what was asked for. Does nothing where nothing is missing.
+
+    `payload` is the payload column's type, json for a new table; naming another one than it has is an error.
+    `doorbell` True or False hangs or removes the trigger; None leaves it, and a new table has it unless
+    `max_prepared_transactions` is above 0. `role` and `writer` are roles that exist. `connection` is in no
+    transaction; its search_path decides where an unqualified table lives.
+
+    Raises SchemaForeign (objects of these names that no migration made), SchemaIncompatible (made by a newer relay),
+    UsageError (payload type, role or schema), DatabaseRefused (rights), DatabaseUnavailable (no lock in `patience_s`),
+    DatabaseLost.
+    """
+    assert not connection.is_in_transaction(), "a migration inside the caller's transaction"
+    table = _table(table)
+    steps = script(table, payload=payload, doorbell=doorbell, role=role, writer=writer)
+    deadline = time.monotonic() + patience_s
+    before = await _version(connection, table)
+    for step in steps:
+        await _perform(connection, step, deadline)
+    return Migrated(before, await read_schema(connection, table))
+
+
+async def run(
+    target: DatabaseTarget | str,
+    table: TableName | str = "outbox",
+    *,
+    payload: PayloadType | str | None = None,
+    doorbell: bool | None = None,
+    role: str | None = None,
+    writer: str | None = None,
+    patience_s: float = PATIENCE_S,
+) -> Migrated:
+    """`relay migrate`: `migrate` on a connection of its own. Raises DatabaseUnavailable too."""
+    connection = await connect(target, application_name="outbox-relay migrate")
+    try:
+        return await migrate(
+            connection,
+            table,
+            payload=payload,
+            doorbell=doorbell,
+            role=role,
+            writer=writer,
+            patience_s=patience_s,
+        )
+    finally:
+        await close(connection)
+
+
+async def read_schema(connection: Connection, table: TableName | str = "outbox") -> Schema:
+    """What is there, if this relay can work with it; opens a transaction, or a savepoint in the caller's.
+
+    Raises SchemaMissing (wait for it), SchemaForeign, SchemaIncompatible, DatabaseRefused, DatabaseLost.
+    """
+    table = _table(table)
+    with mapped_errors():
+        async with connection.transaction():  # so that a pooling proxy keeps both statements on one server
+            row = await connection.fetchrow(
+                """
+                SELECT c.oid, n.nspname, d.oid AS database_oid, EXISTS (
+                    SELECT FROM pg_attribute WHERE attrelid = to_regclass(format('%I.%I', n.nspname, $2::text))
+                    AND attname = 'bell_classid') AS is_ours
+                FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
+                JOIN pg_database d ON d.datname = current_database()
+                WHERE c.oid = to_regclass($1)
+                """,
+                table.quoted,
+                table.name + _SUFFIXES["meta"],
+            )
+            if row is None:
+                raise SchemaMissing(f"there is no outbox {table}", hint="create it: relay migrate")
+            found = TableName(row["nspname"], table.name)
+            if not row["is_ours"]:
+                raise SchemaForeign(
+                    f"the table {found} was not created by relay migrate",
+                    hint="choose another name in RELAY_TABLE, or rename what is there",
+                )
+            meta = await connection.fetchrow(f"SELECT * FROM {found.derived(_SUFFIXES['meta'])}")
+    if meta is None:
+        raise SchemaIncompatible(f"{found}{_SUFFIXES['meta']} has lost its row", hint="restore it from a backup")
+    version, compatible_from = meta["schema_version"], meta["compatible_from"]
+    if version < SCHEMA_VERSION:
+        raise SchemaIncompatible(
+            f"the schema of {found} has version {version}, this relay needs {SCHEMA_VERSION}",
+            hint="upgrade it: relay migrate",
+        )
+    if compatible_from > SCHEMA_VERSION:
+        raise SchemaIncompatible(
+            f"the schema of {found} has version {version} and needs relays that know {compatible_from};"
+            f" this one knows {SCHEMA_VERSION}",
+            hint="upgrade the relay",
+        )
+    return Schema(
+        table=found,
+        table_oid=row["oid"],
+        database_oid=row["database_oid"],
+        version=version,
+        compatible_from=compatible_from,
+        payload_type=PayloadType(meta["payload_type"]),
+        bell=(meta["bell_classid"], meta["bell_objid"]),
+        bell_channel=meta["bell_channel"],
+        has_doorbell=meta["has_doorbell"],
+        sign=(meta["sign_classid"], meta["sign_objid"]),
+        is_paused=meta["paused_at"] is not None,
+    )
+
+
+async def _version(connection: Connection, table: TableName) -> int:
+    try:
+        return (await read_schema(connection, table)).version
+    except (SchemaMissing, SchemaForeign, SchemaIncompatible):
+        return 0  # the first step looks closer, under the lock
+
+
+async def _perform(connection: Connection, step: str, deadline: float) -> None:
+    """Run one step, again and again while somebody holds a lock that it needs. `deadline` is monotonic seconds."""
+    pause_s = 0.1
+    while True:
+        try:
+            with mapped_errors():
+                try:
+                    await connection.execute(step, timeout=STEP_TIMEOUT_S)
+                    return
+                except asyncpg.PostgresError:
+                    if connection.is_in_transaction():
+                        await connection.execute("ROLLBACK")
+                    raise
+        except DatabaseRefused as error:
+            cause = error.__cause__
+            if not isinstance(cause, asyncpg.LockNotAvailableError | asyncpg.DeadlockDetectedError):
+                raise _explained(error) from cause
+            if time.monotonic() + pause_s > deadline:
+                raise DatabaseUnavailable(
+                    "the migration did not get its locks: transactions that use the table, or another migration, stay open",
+                    hint="look for old transactions in pg_stat_activity, then run it again",
+                ) from cause
+        await asyncio.sleep(pause_s)
+        pause_s = min(2 * pause_s, 1.0)
+
+
+def _explained(error: DatabaseRefused) -> RelayError:
+    """The guard's own codes as the error that says it best."""
+    cause = error.__cause__
+    assert isinstance(cause, asyncpg.PostgresError), "a refusal without the server's word"
+    message, hint = cause.message or "", cause.hint
+    match cause.sqlstate:
+        case "RLY01":
+            return SchemaForeign(message, hint=hint)
+        case "RLY02":
+            return SchemaIncompatible(message, hint=hint)
+        case "RLY03" | "RLY04" | "RLY05":
+            return UsageError(message, hint=hint)
+        case "RLY06":
+            return DatabaseRefused(message, hint=hint)
+        case _:
+            return error
+
+
+def _table(table: TableName | str) -> TableName:
+    return table_name(table) if isinstance(table, str) else table
+
+
+def _wanted(doorbell: bool | None) -> str:
+    return "NULL::boolean" if doorbell is None else str(doorbell).lower()
+
+
+def _values(
+    table: TableName, payload: PayloadType | str | None, role: str | None, writer: str | None
+) -> dict[str, str]:
+    """What the SQL files' placeholders stand for."""
+    names = {key: table.name + suffix for key, suffix in _SUFFIXES.items()}
+    values = {key: quote_identifier(name) for key, name in names.items()}
+    values |= {f"{key}_name_text": literal(name) for key, name in names.items()}
+    return values | {
+        "schema_text": literal(table.schema) + "::text",
+        "all_names_text": f"ARRAY[{', '.join(literal(name) for name in dict.fromkeys(names.values()))}]",
+        "functions_text": f"ARRAY[{', '.join(literal(names[key]) for key in _FUNCTIONS)}]",
+        "payload_type": PayloadType(payload or PayloadType.JSON).value,
+        "payload_text": literal(None if payload is None else PayloadType(payload).value) + "::text",
+        "role": quote_identifier(role or "-"),
+        "role_text": literal(role) + "::text",
+        "writer": quote_identifier(writer or "-"),
+        "writer_text": literal(writer) + "::text",
+        "latest": str(SCHEMA_VERSION),
+    }
+
+
+def _block(block: str, body: str, values: dict[str, str]) -> str:
+    tag = "$migration$"
+    while tag in body:  # a table may be called so
+        tag = tag[:-1] + "_$"
+    return fill(block, values | {"body": body.replace("\n", "\n    "), "quote": tag})
