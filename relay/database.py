@@ -1,14 +1,17 @@
 """Opening a PostgreSQL connection, what the driver's errors mean, and where the SQL files are.
 
-Owns: how every session of the relay is opened, so that each passes a transaction-pooling proxy; the mapping of
-asyncpg's exceptions to `relay.errors`, used once at each adapter's edge. Keeps no connection, retries nothing.
+Owns: how every session of the relay is opened, so that each passes a transaction-pooling proxy; the mapping
+of asyncpg's exceptions to `relay.errors`, used once at each adapter's edge; quoting, and putting names into
+the texts of `sql/`. Keeps no connection, retries nothing.
 """
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import itertools
 import re
+import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias
@@ -16,25 +19,36 @@ from typing import TYPE_CHECKING, TypeAlias
 import asyncpg
 
 from relay import __version__
-from relay.errors import DatabaseLost, DatabaseRefused, DatabaseUnavailable
+from relay.errors import (
+    DatabaseLost,
+    DatabaseRefused,
+    DatabaseUnavailable,
+    RelayError,
+    SchemaForeign,
+    SchemaIncompatible,
+    UsageError,
+)
 
 if TYPE_CHECKING:
     from relay.urls import DatabaseTarget
 
-    Connection: TypeAlias = asyncpg.Connection[asyncpg.Record]
+Connection: TypeAlias = asyncpg.Connection
 
 CONNECT_TIMEOUT_S = 10.0
-"""For opening a session unless the URL has a `connect_timeout`: a half-open socket must not hold a start up."""
+"""To open a session unless the URL has a `connect_timeout`: a half-open socket must not hold a start up."""
 
 CLOSE_TIMEOUT_S = 2.0
 """For the goodbye; the server notices a closed socket anyway."""
+
+STEP_TIMEOUT_S = 900.0
+"""For one step: far above any honest one; only a server that no longer answers takes this long."""
 
 _SQL = Path(__file__).parent / "_sql"
 _PLACEHOLDER = re.compile(r"\{([a-z_]+)\}")
 
 
 def sql_file(path: str) -> str:
-    """The text of a file under `sql/`, such as `migrations/0001_outbox.sql`, without the header that explains it."""
+    """The text of a file under `sql/` such as `migrations/guard.sql`, without the header that explains it."""
     lines = (_SQL / path).read_text(encoding="utf-8").splitlines(keepends=True)
     return "".join(itertools.dropwhile(lambda line: line.startswith("--"), lines))
 
@@ -61,9 +75,9 @@ def literal(text: str | None) -> str:
 async def connect(target: DatabaseTarget | str, *, application_name: str | None = None) -> Connection:
     """Open a session. `target` is a configured target or a plain PostgreSQL URL.
 
-    Nothing but the application's name goes into the startup packet (a pooling proxy refuses other settings), and no
-    statement is kept prepared by name. Raises DatabaseUnavailable (try again) and DatabaseRefused (password, rights,
-    no such database).
+    Nothing but the application's name goes into the startup packet (a pooling proxy refuses other settings),
+    and no statement is kept prepared by name. Raises DatabaseUnavailable (try again) and DatabaseRefused
+    (password, rights, no such database).
     """
     dsn, timeout = (target, None) if isinstance(target, str) else (target.dsn, target.connect_timeout_s)
     with mapped_errors(connecting=True):
@@ -87,9 +101,9 @@ async def close(connection: Connection) -> None:
 def mapped_errors(*, connecting: bool = False) -> Iterator[None]:
     """Turn the driver's exceptions into the relay's.
 
-    DatabaseRefused: PostgreSQL said no, and rolled back, for sure. DatabaseLost: the session is gone or did not
-    answer, the effect is unknown; while `connecting` that is DatabaseUnavailable. Only the server's first line goes
-    into the text: its details quote rows.
+    DatabaseRefused: PostgreSQL said no, and rolled back, for sure. DatabaseLost: the session is gone or did
+    not answer, the effect is unknown; while `connecting` that is DatabaseUnavailable. Only the server's first
+    line goes into the text: its details quote rows.
     """
     gone = DatabaseUnavailable if connecting else DatabaseLost
     try:
@@ -119,3 +133,52 @@ def mapped_errors(*, connecting: bool = False) -> Iterator[None]:
 
 def _said(error: asyncpg.PostgresError) -> str:
     return f"PostgreSQL: {error.message or type(error).__name__} ({error.sqlstate})"
+
+
+async def perform_step(connection: Connection, step: str, deadline: float) -> None:
+    """Run one step of a migration, again while somebody holds a lock that it needs.
+
+    `step` is one transaction's text, from BEGIN to COMMIT; `deadline` is in monotonic seconds. Raises what
+    the step's own codes say (SchemaForeign, SchemaIncompatible, UsageError, DatabaseRefused),
+    DatabaseUnavailable at the deadline, DatabaseLost.
+    """
+    pause_s = 0.1
+    while True:
+        try:
+            with mapped_errors():
+                try:
+                    await connection.execute(step, timeout=STEP_TIMEOUT_S)
+                    return
+                except asyncpg.PostgresError:
+                    if connection.is_in_transaction():
+                        await connection.execute("ROLLBACK")
+                    raise
+        except DatabaseRefused as error:
+            cause = error.__cause__
+            if not isinstance(cause, asyncpg.LockNotAvailableError | asyncpg.DeadlockDetectedError):
+                raise _explained(error) from cause
+            if time.monotonic() + pause_s > deadline:
+                raise DatabaseUnavailable(
+                    "no lock for the migration: a transaction on the table, or a migration, goes on",
+                    hint="look for old transactions in pg_stat_activity, then run it again",
+                ) from cause
+        await asyncio.sleep(pause_s)
+        pause_s = min(2 * pause_s, 1.0)
+
+
+def _explained(error: DatabaseRefused) -> RelayError:
+    """The codes that the migrations' SQL raises (sql/migrations/guard.sql), each as its error."""
+    cause = error.__cause__
+    assert isinstance(cause, asyncpg.PostgresError), "a refusal without the server's word"
+    message, hint = cause.message or "", cause.hint
+    match cause.sqlstate:
+        case "RLY01":
+            return SchemaForeign(message, hint=hint)
+        case "RLY02":
+            return SchemaIncompatible(message, hint=hint)
+        case "RLY03" | "RLY04" | "RLY05":
+            return UsageError(message, hint=hint)
+        case "RLY06":
+            return DatabaseRefused(message, hint=hint)
+        case _:
+            return error

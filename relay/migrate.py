@@ -1,28 +1,22 @@
 """The outbox's schema: creating and upgrading it, and reading what is there.
 
-Owns: the steps of `sql/migrations/` and the one text made of them, which is either sent to the server or printed for
-an administrator: both are the same SQL. Each step is one transaction that takes the migrations' advisory lock, looks
-what is there, refuses what it did not create, and does only what is missing; so it may run twice, twice at once,
-behind a pooling proxy, and beside running relays. Migrations go forward only.
+Owns: the steps of `sql/migrations/` and the one text made of them, which is either sent to the server or
+printed for an administrator: both are the same SQL. Each step is one transaction that takes the migrations'
+advisory lock, looks what is there, refuses what it did not create, and does only what is missing; so it may
+run twice, twice at once, behind a pooling proxy, and beside running relays. Migrations go forward only.
 
-A schema has a version (its newest migration) and the oldest version of a relay's knowledge that can still work with
-it (`compatible_from`): a relay runs on any schema from its own `SCHEMA_VERSION` up to the next incompatible one.
+A schema has a version (its newest migration) and names the oldest relay that can still work with it
+(`compatible_from`): a relay runs on any schema from its own `SCHEMA_VERSION` up to the next incompatible one.
 """
 
 from __future__ import annotations
 
-import asyncio
 import time
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypedDict, Unpack
 
-import asyncpg
-
-from relay.database import close, connect, fill, literal, mapped_errors, sql_file, sql_files
+from relay.database import close, connect, fill, literal, mapped_errors, perform_step, sql_file, sql_files
 from relay.errors import (
-    DatabaseRefused,
-    DatabaseUnavailable,
-    RelayError,
     SchemaForeign,
     SchemaIncompatible,
     SchemaMissing,
@@ -39,10 +33,10 @@ SCHEMA_VERSION = 1
 """The newest migration that this relay knows, and the oldest that it needs."""
 
 PATIENCE_S = 60.0
-"""How long a migration tries for its locks, 2 s at a time; between the tries everyone who waits behind it goes on."""
+"""How long a migration tries for its locks, 2 s at a time; in between those who wait behind it go on."""
 
-STEP_TIMEOUT_S = 900.0
-"""For one step: far above any honest one; only a server that no longer answers takes this long."""
+READ_TIMEOUT_S = 10.0
+"""For reading a few rows of the catalog."""
 
 _SUFFIXES = {
     "table": "",
@@ -64,24 +58,37 @@ _SUFFIXES = {
 }
 """Every object of an outbox, by what its name adds to the table's."""
 
-_FUNCTIONS = ("ring", "bell_wait")
-
 _PRINTED_HEADER = """\
 -- The schema of outbox-relay, as `relay migrate` applies it. With the rights of the schema's owner:
 --
 --     psql -X -v ON_ERROR_STOP=1 -f FILE DATABASE
 --
--- It may be run again: each transaction looks first what is there. Where a lock is not to be had within 2 s it
--- stops (lock_timeout) and has changed nothing in that transaction: run it again.
+-- It may be run again: each transaction looks first what is there. Where a lock is not to be had within 2 s
+-- it stops (lock_timeout), and that transaction has changed nothing: run it again.
 """
+
+
+class Wanted(TypedDict, total=False):
+    """The options of a migration, those of `relay migrate`; leaving one out and None are the same.
+
+    `payload` is the payload column's type, json for a new table; naming another one than it has is an error.
+    `doorbell` True or False hangs or removes the trigger; None leaves it as it is, and a new table has it
+    unless `max_prepared_transactions` is above 0. `role` gets the least rights that a relay needs, `writer`
+    INSERT on the writers' columns; both exist already.
+    """
+
+    payload: PayloadType | str | None
+    doorbell: bool | None
+    role: str | None
+    writer: str | None
 
 
 @dataclass(frozen=True, slots=True)
 class Schema:
     """An outbox as it is in the database. `table.schema` is always set.
 
-    `bell` and `sign` are the two numbers of an advisory lock each: the doorbell, and the sign that the relays' own
-    writing transactions take shared. `bell_channel` is where the doorbell rings.
+    `bell` and `sign` are the two numbers of an advisory lock each: the doorbell, and the sign that the
+    relays' own writing transactions take shared. `bell_channel` is where the doorbell rings.
     """
 
     table: TableName
@@ -105,16 +112,9 @@ class Migrated:
     schema: Schema
 
 
-def script(
-    table: TableName | str = "outbox",
-    *,
-    payload: PayloadType | str | None = None,
-    doorbell: bool | None = None,
-    role: str | None = None,
-    writer: str | None = None,
-) -> list[str]:
-    """The steps as SQL, one text a transaction; options as `migrate`. Needs no database."""
-    values = _values(_table(table), payload, role, writer) | {"wanted": _wanted(doorbell)}
+def script(table: TableName | str = "outbox", **wanted: Unpack[Wanted]) -> list[str]:
+    """The steps as SQL, one text a transaction. Needs no database. Raises UsageError (payload type)."""
+    values = _values(_table(table), wanted)
     guard = sql_file("migrations/guard.sql")
     texts = []
     for version, path in enumerate(sql_files("migrations"), start=1):
@@ -122,23 +122,16 @@ def script(
         texts.append(f"{guard}\nIF known_version = {version - 1} THEN\n{sql_file(path)}\nEND IF;")
     assert len(texts) == SCHEMA_VERSION, "SCHEMA_VERSION is not the newest migration"
     settings = [sql_file("migrations/doorbell.sql")]
-    settings += [sql_file("migrations/role.sql")] if role is not None else []
-    settings += [sql_file("migrations/writer.sql")] if writer is not None else []
+    settings += [sql_file("migrations/role.sql")] if wanted.get("role") is not None else []
+    settings += [sql_file("migrations/writer.sql")] if wanted.get("writer") is not None else []
     texts.append("\n".join([guard, *settings]))
     block = sql_file("migrations/block.sql")
     return [_block(block, fill(text, values), values) for text in texts]
 
 
-def printed(
-    table: TableName | str = "outbox",
-    *,
-    payload: PayloadType | str | None = None,
-    doorbell: bool | None = None,
-    role: str | None = None,
-    writer: str | None = None,
-) -> str:
-    """What `relay migrate --print` writes: the whole of `script` for psql. Needs no database, touches nothing."""
-    steps = script(table, payload=payload, doorbell=doorbell, role=role, writer=writer)
+def printed(table: TableName | str = "outbox", **wanted: Unpack[Wanted]) -> str:
+    """What `relay migrate --print` writes: the whole of `script` for psql. Raises as `script`."""
+    steps = script(table, **wanted)
     return "\n".join([_PRINTED_HEADER, *steps])
 
 
@@ -146,30 +139,23 @@ async def migrate(
     connection: Connection,
     table: TableName | str = "outbox",
     *,
-    payload: PayloadType | str | None = None,
-    doorbell: bool | None = None,
-    role: str | None = None,
-    writer: str | None = None,
     patience_s: float = PATIENCE_S,
+    **wanted: Unpack[Wanted],
 ) -> Migrated:
-    """Create or upgrade the outbox `table` and grant what was asked for. Does nothing where nothing is missing.
+    """Create or upgrade the outbox `table` and grant what was asked for; nothing where nothing is missing.
 
-    `payload` is the payload column's type, json for a new table; naming another one than it has is an error.
-    `doorbell` True or False hangs or removes the trigger; None leaves it, and a new table has it unless
-    `max_prepared_transactions` is above 0. `role` and `writer` are roles that exist. `connection` is in no
-    transaction; its search_path decides where an unqualified table lives.
-
-    Raises SchemaForeign (objects of these names that no migration made), SchemaIncompatible (made by a newer relay),
-    UsageError (payload type, role or schema), DatabaseRefused (rights), DatabaseUnavailable (no lock in `patience_s`),
-    DatabaseLost.
+    `connection` is in no transaction; its search_path decides where an unqualified table lives. Raises
+    SchemaForeign (objects of these names that no migration made), SchemaIncompatible (made by a newer relay),
+    UsageError (payload type, role or schema), DatabaseRefused (rights), DatabaseUnavailable (no lock in
+    `patience_s`), DatabaseLost.
     """
     assert not connection.is_in_transaction(), "a migration inside the caller's transaction"
     table = _table(table)
-    steps = script(table, payload=payload, doorbell=doorbell, role=role, writer=writer)
+    steps = script(table, **wanted)
     deadline = time.monotonic() + patience_s
     before = await _version(connection, table)
     for step in steps:
-        await _perform(connection, step, deadline)
+        await perform_step(connection, step, deadline)
     return Migrated(before, await read_schema(connection, table))
 
 
@@ -177,24 +163,13 @@ async def run(
     target: DatabaseTarget | str,
     table: TableName | str = "outbox",
     *,
-    payload: PayloadType | str | None = None,
-    doorbell: bool | None = None,
-    role: str | None = None,
-    writer: str | None = None,
     patience_s: float = PATIENCE_S,
+    **wanted: Unpack[Wanted],
 ) -> Migrated:
-    """`relay migrate`: `migrate` on a connection of its own. Raises DatabaseUnavailable too."""
+    """`relay migrate`: `migrate` on a connection of its own, whose errors it raises too."""
     connection = await connect(target, application_name="outbox-relay migrate")
     try:
-        return await migrate(
-            connection,
-            table,
-            payload=payload,
-            doorbell=doorbell,
-            role=role,
-            writer=writer,
-            patience_s=patience_s,
-        )
+        return await migrate(connection, table, patience_s=patience_s, **wanted)
     finally:
         await close(connection)
 
@@ -208,16 +183,10 @@ async def read_schema(connection: Connection, table: TableName | str = "outbox")
     with mapped_errors():
         async with connection.transaction():  # so that a pooling proxy keeps both statements on one server
             row = await connection.fetchrow(
-                """
-                SELECT c.oid, n.nspname, d.oid AS database_oid, EXISTS (
-                    SELECT FROM pg_attribute WHERE attrelid = to_regclass(format('%I.%I', n.nspname, $2::text))
-                    AND attname = 'bell_classid') AS is_ours
-                FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
-                JOIN pg_database d ON d.datname = current_database()
-                WHERE c.oid = to_regclass($1)
-                """,
+                sql_file("migrations/find.sql"),
                 table.quoted,
                 table.name + _SUFFIXES["meta"],
+                timeout=READ_TIMEOUT_S,
             )
             if row is None:
                 raise SchemaMissing(f"there is no outbox {table}", hint="create it: relay migrate")
@@ -227,9 +196,10 @@ async def read_schema(connection: Connection, table: TableName | str = "outbox")
                     f"the table {found} was not created by relay migrate",
                     hint="choose another name in RELAY_TABLE, or rename what is there",
                 )
-            meta = await connection.fetchrow(f"SELECT * FROM {found.derived(_SUFFIXES['meta'])}")
+            text = f"SELECT * FROM {found.derived(_SUFFIXES['meta'])}"
+            meta = await connection.fetchrow(text, timeout=READ_TIMEOUT_S)
     if meta is None:
-        raise SchemaIncompatible(f"{found}{_SUFFIXES['meta']} has lost its row", hint="restore it from a backup")
+        raise SchemaIncompatible(f"{found}_meta has lost its row", hint="restore it from a backup")
     version, compatible_from = meta["schema_version"], meta["compatible_from"]
     if version < SCHEMA_VERSION:
         raise SchemaIncompatible(
@@ -264,80 +234,42 @@ async def _version(connection: Connection, table: TableName) -> int:
         return 0  # the first step looks closer, under the lock
 
 
-async def _perform(connection: Connection, step: str, deadline: float) -> None:
-    """Run one step, again and again while somebody holds a lock that it needs. `deadline` is monotonic seconds."""
-    pause_s = 0.1
-    while True:
-        try:
-            with mapped_errors():
-                try:
-                    await connection.execute(step, timeout=STEP_TIMEOUT_S)
-                    return
-                except asyncpg.PostgresError:
-                    if connection.is_in_transaction():
-                        await connection.execute("ROLLBACK")
-                    raise
-        except DatabaseRefused as error:
-            cause = error.__cause__
-            if not isinstance(cause, asyncpg.LockNotAvailableError | asyncpg.DeadlockDetectedError):
-                raise _explained(error) from cause
-            if time.monotonic() + pause_s > deadline:
-                raise DatabaseUnavailable(
-                    "the migration did not get its locks: transactions that use the table, or another migration, stay open",
-                    hint="look for old transactions in pg_stat_activity, then run it again",
-                ) from cause
-        await asyncio.sleep(pause_s)
-        pause_s = min(2 * pause_s, 1.0)
-
-
-def _explained(error: DatabaseRefused) -> RelayError:
-    """The guard's own codes as the error that says it best."""
-    cause = error.__cause__
-    assert isinstance(cause, asyncpg.PostgresError), "a refusal without the server's word"
-    message, hint = cause.message or "", cause.hint
-    match cause.sqlstate:
-        case "RLY01":
-            return SchemaForeign(message, hint=hint)
-        case "RLY02":
-            return SchemaIncompatible(message, hint=hint)
-        case "RLY03" | "RLY04" | "RLY05":
-            return UsageError(message, hint=hint)
-        case "RLY06":
-            return DatabaseRefused(message, hint=hint)
-        case _:
-            return error
-
-
 def _table(table: TableName | str) -> TableName:
     return table_name(table) if isinstance(table, str) else table
 
 
-def _wanted(doorbell: bool | None) -> str:
-    return "NULL::boolean" if doorbell is None else str(doorbell).lower()
-
-
-def _values(
-    table: TableName, payload: PayloadType | str | None, role: str | None, writer: str | None
-) -> dict[str, str]:
+def _values(table: TableName, wanted: Wanted) -> dict[str, str]:
     """What the SQL files' placeholders stand for."""
+    payload, doorbell = wanted.get("payload"), wanted.get("doorbell")
+    role, writer = wanted.get("role"), wanted.get("writer")
     names = {key: table.name + suffix for key, suffix in _SUFFIXES.items()}
     values = {key: quote_identifier(name) for key, name in names.items()}
     values |= {f"{key}_name_text": literal(name) for key, name in names.items()}
     return values | {
-        "schema_text": literal(table.schema) + "::text",
-        "all_names_text": f"ARRAY[{', '.join(literal(name) for name in dict.fromkeys(names.values()))}]",
-        "functions_text": f"ARRAY[{', '.join(literal(names[key]) for key in _FUNCTIONS)}]",
-        "payload_type": PayloadType(payload or PayloadType.JSON).value,
-        "payload_text": literal(None if payload is None else PayloadType(payload).value) + "::text",
+        "schema_text": f"{literal(table.schema)}::text",
+        "all_names_text": f"ARRAY[{', '.join(sorted(map(literal, set(names.values()))))}]",
+        "function_names_text": f"ARRAY[{literal(names['ring'])}, {literal(names['bell_wait'])}]",
+        "payload_type": _payload_type(payload or PayloadType.JSON),
+        "payload_text": f"{literal(payload and _payload_type(payload))}::text",
+        "wanted": "NULL::boolean" if doorbell is None else str(doorbell).lower(),
         "role": quote_identifier(role or "-"),
-        "role_text": literal(role) + "::text",
+        "role_text": f"{literal(role)}::text",
         "writer": quote_identifier(writer or "-"),
-        "writer_text": literal(writer) + "::text",
+        "writer_text": f"{literal(writer)}::text",
         "latest": str(SCHEMA_VERSION),
     }
 
 
+def _payload_type(payload: PayloadType | str) -> str:
+    try:
+        return PayloadType(payload).value
+    except ValueError:
+        allowed = ", ".join(PayloadType)
+        raise UsageError(f"there is no payload type {payload}", hint=f"one of {allowed}") from None
+
+
 def _block(block: str, body: str, values: dict[str, str]) -> str:
+    """`body` in the transaction that every step runs in."""
     tag = "$migration$"
     while tag in body:  # a table may be called so
         tag = tag[:-1] + "_$"

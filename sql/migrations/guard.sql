@@ -3,7 +3,7 @@
 -- Locks:   none.
 -- Caller:  every step, through block.sql, whose variables it reads: known_version is 0 where there is no schema.
 -- Values:  {payload_text} {role_text} {writer_text} string literals, NULL where not asked for; {all_names_text}
---          an array of the names that 0001 takes; {latest} the newest version that this relay knows.
+--          {function_names_text} arrays of the names that 0001 takes; {latest} the newest version that this relay knows.
 -- Errors:  RLY01 foreign objects, RLY02 schema too new, RLY03 another payload type, RLY04 no such role,
 --          RLY05 no such schema, RLY06 no right to create.
 IF known_version = 0 THEN
@@ -23,7 +23,7 @@ IF known_version = 0 THEN
       FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
      WHERE n.nspname = home AND c.relname = ANY ({all_names_text});
     obstacle := coalesce(obstacle, (SELECT string_agg('function ' || p.oid::regprocedure, '; ') FROM pg_proc p
-                                     WHERE p.pronamespace = quote_ident(home)::regnamespace AND p.proname = ANY ({functions_text})));
+                                     WHERE p.pronamespace = quote_ident(home)::regnamespace AND p.proname = ANY ({function_names_text})));
     IF obstacle IS NOT NULL THEN
         RAISE EXCEPTION 'in the schema % there is already: %; relay migrate did not create it', quote_ident(home), obstacle
             USING ERRCODE = 'RLY01', HINT = 'choose another name in RELAY_TABLE, or rename what is there';
