@@ -270,7 +270,8 @@ def _payload_type(payload: PayloadType | str) -> str:
 
 def _block(block: str, body: str, values: dict[str, str]) -> str:
     """`body` in the transaction that every step runs in."""
+    values = values | {"body": body.replace("\n", "\n    ")}
     tag = "$migration$"
-    while tag in body:  # a table may be called so
+    while any(tag in value for value in values.values()):  # a table may be called so
         tag = tag[:-1] + "_$"
-    return fill(block, values | {"body": body.replace("\n", "\n    "), "quote": tag})
+    return fill(block, values | {"quote": tag})

@@ -20,8 +20,9 @@ PATIENCE_S = 60.0
 """How long it tries for its locks, 2 s at a time."""
 
 _PRINTED_HEADER = """\
--- The consumer's table of outbox-relay, as `relay inbox migrate` applies it. With the rights of the schema's
-owner: --
+-- The consumer's table of outbox-relay, as `relay inbox migrate` applies it. With the rights of the
+-- schema's owner:
+--
 --     psql -X -v ON_ERROR_STOP=1 -f FILE DATABASE
 --
 -- It may be run again.

@@ -56,8 +56,7 @@ CREATE TABLE {table} (
     failure_relay_version text,
     CONSTRAINT {pkey_index} PRIMARY KEY (id),
     CONSTRAINT aside_is_known CHECK (
-        aside IS NULL AND holds IS NULL
-        OR aside IN ('deferred', 'scheduled', 'held', 'parked') AND holds IS NOT NULL)
+        (aside IS NULL) = (holds IS NULL) AND aside IN ('deferred', 'scheduled', 'held', 'parked'))
 ) WITH (
     fillfactor = 50,
     -- Dead rows come at the rate of the traffic; a fifth of a large table would be far too late.

@@ -1,0 +1,102 @@
+"""`relay inbox migrate` on a real PostgreSQL."""
+
+from __future__ import annotations
+
+import asyncio
+import subprocess
+from collections.abc import AsyncIterator
+
+import asyncpg
+import pytest
+
+from relay.database import connect
+from relay.errors import DatabaseRefused, SchemaForeign, UsageError
+from relay.inbox import migrate
+from relay.servers import find_postgres
+
+RECORD = (
+    "INSERT INTO processed_messages (consumer_name, message_id) VALUES ($1, $2) "
+    "ON CONFLICT (consumer_name, message_id) DO NOTHING"
+)
+
+
+def psql(url: str, text: str) -> subprocess.CompletedProcess[str]:
+    command = [str(find_postgres() / "psql"), "-X", "-q", "-v", "ON_ERROR_STOP=1", url]
+    return subprocess.run(command, input=text, capture_output=True, text=True, timeout=60, check=False)
+
+
+@pytest.fixture
+async def database(database_url: str) -> AsyncIterator[asyncpg.Connection]:
+    connection = await connect(database_url)
+    yield connection
+    await connection.close()
+
+
+@pytest.fixture
+async def role(database: asyncpg.Connection, request: pytest.FixtureRequest) -> AsyncIterator[str]:
+    name = f"consumer '{request.node.name}"[:60]
+    await database.execute(f'CREATE ROLE "{name}" LOGIN')
+    yield name
+    await database.execute(f'RESET ROLE; DROP OWNED BY "{name}"; DROP ROLE "{name}"')
+
+
+async def test_a_message_is_recorded_once_a_consumer(database: asyncpg.Connection) -> None:
+    await migrate.migrate(database)
+    assert await database.execute(RECORD, "stock", "m1") == "INSERT 0 1"
+    assert await database.execute(RECORD, "stock", "m1") == "INSERT 0 0"
+    assert await database.execute(RECORD, "mail", "m1") == "INSERT 0 1"
+    assert await database.fetchval("SELECT bool_and(processed_at <= now()) FROM processed_messages")
+
+
+async def test_twice_and_at_once_is_once(database: asyncpg.Connection, database_url: str) -> None:
+    await asyncio.gather(*(migrate.run(database_url) for _ in range(4)))
+    await database.execute(RECORD, "stock", "m1")
+    await migrate.migrate(database)
+    assert await database.fetchval("SELECT count(*) FROM processed_messages") == 1
+
+
+async def test_printed_is_what_psql_runs(database: asyncpg.Connection, database_url: str, role: str) -> None:
+    for _ in range(2):
+        done = psql(database_url, migrate.printed(role=role))
+        assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+    await migrate.migrate(database)
+    await database.execute(RECORD, "stock", "m1")
+
+
+async def test_the_role_records_and_forgets_and_no_more(database: asyncpg.Connection, role: str) -> None:
+    await migrate.migrate(database, role=role)
+    await database.execute(f'SET ROLE "{role}"')
+    await database.execute(RECORD, "stock", "m1")
+    await database.execute("DELETE FROM processed_messages WHERE processed_at < now() - interval '90 days'")
+    for forbidden in ("UPDATE processed_messages SET message_id = 'x'", "TRUNCATE processed_messages"):
+        with pytest.raises(asyncpg.InsufficientPrivilegeError):
+            await database.execute(forbidden)
+
+
+async def test_the_articles_own_table_is_accepted_another_is_not(database: asyncpg.Connection) -> None:
+    await database.execute(
+        "CREATE TABLE processed_messages (consumer_name text, message_id text, note text, "
+        "processed_at timestamptz DEFAULT now(), PRIMARY KEY (consumer_name, message_id))"
+    )
+    await migrate.migrate(database)
+    for other in (
+        "ALTER TABLE processed_messages DROP CONSTRAINT processed_messages_pkey",
+        "DROP TABLE processed_messages; CREATE TABLE processed_messages (id int)",
+        "DROP TABLE processed_messages; CREATE VIEW processed_messages AS SELECT 1 AS one",
+    ):
+        await database.execute(other)
+        with pytest.raises(SchemaForeign, match="another table processed_messages"):
+            await migrate.migrate(database)
+
+
+async def test_what_is_wrong_is_said(database: asyncpg.Connection, role: str) -> None:
+    with pytest.raises(UsageError, match="no such role: nobody"):
+        await migrate.migrate(database, role="nobody")
+    assert await database.fetchval("SELECT to_regclass('processed_messages')") is None
+    await database.execute("SET search_path = nowhere")
+    with pytest.raises(UsageError, match="no schema of the search_path"):
+        await migrate.migrate(database)
+    await database.execute("RESET search_path; REVOKE CREATE ON SCHEMA public FROM PUBLIC")
+    await database.execute(f'SET ROLE "{role}"')
+    with pytest.raises(DatabaseRefused, match="may not create tables"):
+        await migrate.migrate(database)
