@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
+import shutil
 import subprocess
-from collections.abc import AsyncIterator
-from urllib.parse import urlsplit
+from collections.abc import AsyncIterator, Iterator
+from typing import Any
+from urllib.parse import urlsplit, urlunsplit
 
 import asyncpg
 import pytest
@@ -22,7 +25,7 @@ from relay.errors import (
     UsageError,
 )
 from relay.message import PayloadType
-from relay.servers import find_postgres
+from relay.servers import PostgresServer, find_postgres, free_port
 from relay.values import TableName
 from tests.conftest import eventually
 
@@ -115,8 +118,9 @@ async def test_the_articles_insert_works_word_for_word(database: asyncpg.Connect
 async def test_columns_and_defaults_are_the_contracts(database: asyncpg.Connection) -> None:
     await migrate.migrate(database)
     columns = await database.fetch(
-        "SELECT attname, format_type(atttypid, atttypmod) AS type, attnotnull, pg_get_expr(adbin, adrelid) AS value "
-        "FROM pg_attribute LEFT JOIN pg_attrdef ON adrelid = attrelid AND adnum = attnum "
+        "SELECT attname, format_type(atttypid, atttypmod) AS type, attnotnull, "
+        "pg_get_expr(adbin, adrelid) AS value FROM pg_attribute "
+        "LEFT JOIN pg_attrdef ON adrelid = attrelid AND adnum = attnum "
         "WHERE attrelid = 'outbox'::regclass AND attnum > 0"
     )
     found = {column["attname"]: (column["type"], column["value"]) for column in columns}
@@ -144,8 +148,9 @@ async def test_each_payload_type_is_kept_and_read_back(
 async def test_a_writers_null_or_odd_value_never_fails_its_transaction(database: asyncpg.Connection) -> None:
     await migrate.migrate(database)
     await database.execute(
-        "INSERT INTO outbox (event_type, payload, headers, schema_version, created_at, occurred_at, priority, "
-        "expires_at, aggregate_version, exchange) VALUES ('', NULL, NULL, NULL, NULL, NULL, -1, '-infinity', -5, '')"
+        "INSERT INTO outbox (event_type, payload, headers, schema_version, created_at, occurred_at, "
+        "priority, expires_at, aggregate_version, exchange) "
+        "VALUES ('', NULL, NULL, NULL, NULL, NULL, -1, '-infinity', -5, '')"
     )
 
 
@@ -156,8 +161,9 @@ async def test_the_shard_is_the_hash_of_the_key_or_of_the_id(database: asyncpg.C
         "('a', 'e', 'order', '7'), ('b', 'e', 'order', '7'), ('c', 'e', NULL, '7'), ('d', 'e', NULL, NULL)"
     )
     rows = await database.fetch(
-        "SELECT id, shard, hashtextextended((CASE id WHEN 'c' THEN chr(31) || '7' WHEN 'd' THEN chr(31) || 'd' "
-        "ELSE 'order' || chr(31) || '7' END) COLLATE \"C\", 0) & 63 AS wanted FROM outbox"
+        "SELECT id, shard, hashtextextended((CASE id WHEN 'c' THEN chr(31) || '7' "
+        "WHEN 'd' THEN chr(31) || 'd' ELSE 'order' || chr(31) || '7' END) COLLATE \"C\", 0) & 63 AS wanted "
+        "FROM outbox"
     )
     assert [row["shard"] for row in rows] == [row["wanted"] for row in rows]
 
@@ -197,18 +203,18 @@ async def test_marks_are_hot(database: asyncpg.Connection) -> None:
             first,
         )
 
-    async def updates() -> asyncpg.Record | None:
+    async def updates() -> Any:
         row = await database.fetchrow(
             "SELECT n_tup_upd, n_tup_hot_upd FROM pg_stat_user_tables WHERE relname = 'outbox'"
         )
         return row if row["n_tup_upd"] >= 5000 else None
 
-    seen = await eventually(updates)
+    seen: Any = await eventually(updates)
     assert seen["n_tup_hot_upd"] >= 0.99 * seen["n_tup_upd"]
 
 
 async def test_case_24_keys_of_9_kb_are_inserted_and_set_aside(database: asyncpg.Connection) -> None:
-    """A btree entry holds 2,700 bytes: an index over the key itself would fail the insert or the move aside."""
+    """A btree entry holds 2,700 bytes: an index over the key would fail the insert or the move aside."""
     await migrate.migrate(database)
     await database.execute(
         "INSERT INTO outbox (event_type, aggregate_type, aggregate_id) "
@@ -232,17 +238,11 @@ async def test_reads_and_due_times_have_their_index(database: asyncpg.Connection
     await migrate.migrate(database)
     await database.execute("SET enable_seqscan = off")
     for query, index in (
-        (
-            "SELECT seq FROM outbox WHERE shard = 3 AND seq > 9 AND aside IS NULL ORDER BY seq LIMIT 5",
-            "outbox_read",
-        ),
-        (
-            "SELECT seq FROM outbox WHERE shard = 3 AND due_at <= now() AND aside IN ('deferred', 'scheduled') "
-            "ORDER BY due_at LIMIT 5",
-            "outbox_aside_due",
-        ),
+        ("seq > 9 AND aside IS NULL ORDER BY seq", "outbox_read"),
+        ("due_at <= now() AND aside IN ('deferred', 'scheduled') ORDER BY due_at", "outbox_aside_due"),
     ):
-        plan = "\n".join(line[0] for line in await database.fetch(f"EXPLAIN {query}"))
+        lines = await database.fetch(f"EXPLAIN SELECT seq FROM outbox WHERE shard = 3 AND {query} LIMIT 5")
+        plan = "\n".join(line[0] for line in lines)
         assert f"using {index}" in plan
         assert "Sort" not in plan
 
@@ -320,6 +320,54 @@ async def test_a_failed_migration_leaves_the_session_usable_and_nothing_behind(
         await migrate.migrate(database, role="nobody_here")
     assert not database.is_in_transaction()
     assert await database.fetchval("SELECT to_regclass('outbox')") is None
+
+
+@pytest.fixture
+def pooler_url(database_url: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """The test's database behind PgBouncer in transaction mode."""
+    if (program := shutil.which("pgbouncer", path="/usr/sbin:/usr/bin:/usr/local/bin")) is None:
+        pytest.skip("PgBouncer is not installed")
+    directory, port, parts = tmp_path_factory.mktemp("pgbouncer"), free_port(), urlsplit(database_url)
+    (directory / "users").write_text(f'"{parts.username}" "x"\n')
+    (directory / "pgbouncer.ini").write_text(
+        f"[databases]\n* = host={parts.hostname} port={parts.port}\n"
+        f"[pgbouncer]\nlisten_addr = 127.0.0.1\nlisten_port = {port}\nunix_socket_dir =\n"
+        f"auth_type = trust\nauth_file = {directory}/users\npool_mode = transaction\n"
+    )
+    command = [program, str(directory / "pgbouncer.ini")]
+    user = None
+    if os.geteuid() == 0:  # it refuses to run as root
+        user = "nobody"
+        for path in (directory, *directory.iterdir()):
+            shutil.chown(path, user)
+        for parent in (directory.parent, directory.parent.parent):
+            parent.chmod(parent.stat().st_mode | 0o011)
+    with subprocess.Popen(
+        command, user=user, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+    ) as process:
+        yield urlunsplit(parts._replace(netloc=f"{parts.username}@127.0.0.1:{port}"))
+        process.terminate()
+
+
+async def test_case_21_behind_a_transaction_pooling_proxy(pooler_url: str, database_url: str) -> None:
+    async def is_up() -> Any:
+        with contextlib.suppress(DatabaseUnavailable):
+            await (await connect(pooler_url)).close()
+            return True
+        return False
+
+    await eventually(is_up)
+    done = await asyncio.gather(*(migrate.run(pooler_url) for _ in range(4)))
+    again = await migrate.run(database_url)
+    assert again == migrate.Migrated(migrate.SCHEMA_VERSION, done[0].schema)
+
+
+async def test_prepared_transactions_leave_the_doorbell_out() -> None:
+    """NOTIFY forbids PREPARE TRANSACTION: the trigger would break an application that uses it."""
+    with PostgresServer.start(durable=False, options={"max_prepared_transactions": "5"}) as server:
+        assert not (await migrate.run(server.url())).schema.has_doorbell
+        assert (await migrate.run(server.url(), doorbell=True)).schema.has_doorbell
+        assert (await migrate.run(server.url())).schema.has_doorbell
 
 
 # ---------------------------------------------------------------- names
@@ -477,9 +525,10 @@ async def test_a_relays_role_does_what_run_does_and_no_more(database: asyncpg.Co
         for needed in (
             "SELECT * FROM outbox WHERE seq = 1 FOR NO KEY UPDATE",
             "UPDATE outbox SET sent_at = now()",
-            "UPDATE outbox SET aside = 'parked', holds = true, parked_at = now(), attempts = 1, failure_class = 'x', "
-            "failure_error = '', failure_exchange = '', failure_routing_key = '', failure_relay = '', "
-            "failure_relay_version = '', first_failed_at = now(), last_failed_at = now(), due_at = now()",
+            "UPDATE outbox SET aside = 'parked', holds = true, parked_at = now(), attempts = 1, "
+            "failure_class = 'x', failure_error = '', failure_exchange = '', failure_routing_key = '', "
+            "failure_relay = '', failure_relay_version = '', first_failed_at = now(), last_failed_at = now(), "
+            "due_at = now()",
             "SELECT last_value, is_called FROM outbox_seq_seq",
             "SELECT * FROM outbox_shard FOR UPDATE",
             "UPDATE outbox_shard SET owner = 'me', epoch = epoch + 1",
