@@ -172,12 +172,12 @@ EXECUTE format($sql$
 $sql$, {ring_name_text}, channel);
 
 -- True: the lock is this session's (it outlives the commit). False: not within `wait_ms`; caught here, so
--- that the server's log gets no ERROR line twice a second.
+-- that the server's log gets no ERROR line twice a second. The caller's statement_timeout runs already and
+-- must be longer: it cannot be changed from inside.
 EXECUTE format($sql$
     CREATE FUNCTION %I(wait_ms int) RETURNS boolean LANGUAGE plpgsql AS $function$
     BEGIN
-      PERFORM pg_catalog.set_config('lock_timeout', wait_ms::text, true),
-              pg_catalog.set_config('statement_timeout', '0', true);
+      PERFORM pg_catalog.set_config('lock_timeout', wait_ms::text, true);
       PERFORM pg_catalog.pg_advisory_lock(%s, %s);
       RETURN true;
     EXCEPTION WHEN lock_not_available THEN

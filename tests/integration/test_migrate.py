@@ -97,7 +97,10 @@ def psql(url: str, text: str) -> subprocess.CompletedProcess[str]:
 def dump(url: str) -> str:
     """The schema as pg_dump writes it, without the lines that differ from run to run."""
     command = [str(find_postgres() / "pg_dump"), "--schema-only", url]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    if "server version mismatch" in done.stderr:
+        pytest.skip("pg_dump is older than the server")
+    assert done.returncode == 0, done.stderr
     return "\n".join(line for line in done.stdout.splitlines() if not line.startswith(("--", "\\")))
 
 
@@ -516,6 +519,7 @@ async def test_a_writer_inserts_the_writers_columns_and_nothing_else(
         ):
             with pytest.raises(asyncpg.InsufficientPrivilegeError):
                 await database.execute(forbidden)
+        await database.execute(ARTICLE + " ON CONFLICT DO NOTHING")
 
 
 async def test_a_relays_role_does_what_run_does_and_no_more(database: asyncpg.Connection, role: str) -> None:
@@ -527,8 +531,8 @@ async def test_a_relays_role_does_what_run_does_and_no_more(database: asyncpg.Co
             "UPDATE outbox SET sent_at = now()",
             "UPDATE outbox SET aside = 'parked', holds = true, parked_at = now(), attempts = 1, "
             "failure_class = 'x', failure_error = '', failure_exchange = '', failure_routing_key = '', "
-            "failure_relay = '', failure_relay_version = '', first_failed_at = now(), last_failed_at = now(), "
-            "due_at = now()",
+            "failure_relay = '', failure_relay_version = '', first_failed_at = now(), "
+            "last_failed_at = now(), due_at = now()",
             "SELECT last_value, is_called FROM outbox_seq_seq",
             "SELECT * FROM outbox_shard FOR UPDATE",
             "UPDATE outbox_shard SET owner = 'me', epoch = epoch + 1",
