@@ -154,10 +154,9 @@ class VirtualLoop(asyncio.BaseEventLoop):
             if handle.cancelled():
                 continue
             process: Process | None = handle._context.get(PROCESS)  # type: ignore[attr-defined]
-            if process is not None and process.life is not Life.RUNNING:
-                if process.life is not Life.REAPED:
-                    process.backlog.append(handle)
-                    continue
+            if process is not None and process.life in (Life.FROZEN, Life.DEAD):
+                process.backlog.append(handle)
+                continue
             self.steps += 1
             handle._run()
         if self.steps > self._steps_max:

@@ -1,0 +1,497 @@
+"""A fake PostgreSQL: rows, sequence, writers' transactions, leases; crashes that may lose commits.
+
+Owns: the committed state, with an undo journal so that a crash under asynchronous commit can rewind it;
+open transactions with their virtual ids, xids and table locks (a commit is visible before its lock
+goes); row locks of applications; shard locks. Several relays share one `Database` through `FakeOutbox`.
+
+Every method acts at one instant. What takes time (latency, statements in flight) is `FakeOutbox`'s and
+the actors'. The database's clock is the loop's plus a constant.
+"""
+
+from __future__ import annotations
+
+import random
+import zlib
+from collections import Counter
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field, replace
+
+from relay.core.ports import SHARDS
+from relay.message import Aside, Ctid, Key
+
+from .loop import OUTSIDE, VirtualLoop
+from .oracle import Entry, History, Oracle
+
+EPOCH_S = 1_700_000_000.0
+
+
+@dataclass(frozen=True, slots=True)
+class DbRow:
+    """A stored row. `holds` is meant for rows aside only; `due_at` for deferred and scheduled ones."""
+
+    seq: int
+    id: str
+    shard: int
+    ctid: Ctid
+    key: Key | None
+    event_type: str
+    payload: bytes
+    created_at: float
+    available_at: float | None = None
+    aside: Aside | None = None
+    holds: bool = False
+    due_at: float | None = None
+    attempts: int = 0
+    sent_at: float | None = None
+    failure_class: str = ""
+
+    @property
+    def identity(self) -> tuple[int, str]:
+        return self.seq, self.id
+
+
+@dataclass(frozen=True, slots=True)
+class DbShard:
+    epoch: int = 0
+    owner: str | None = None
+    owner_pid: int | None = None
+    leased_until: float = 0.0
+    floor: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class DbRelay:
+    heartbeat: float
+    is_available: bool
+
+
+@dataclass(slots=True)
+class DatabaseOptions:
+    """Latencies in seconds: each statement waits twice `latency` (uniform); a share of them is slow."""
+
+    latency: tuple[float, float] = (0.001, 0.001)
+    slow_share: float = 0.0
+    slow: tuple[float, float] = (0.05, 0.5)
+    check_gap: tuple[float, float] = (0.0, 0.0)
+    lock_lag: tuple[float, float] = (0.0, 0.0)
+    session_linger: tuple[float, float] = (0.0, 0.0)
+    delete_sent: bool = False
+    lease_s: float = 5.0
+    statement_timeout_s: float = 3.0
+    settle_synchronous: bool = True
+    others_synchronous: bool = True
+    shards_used: int = 8
+    page_refusals: float = 0.0
+    settle_refusals: float = 0.0
+
+
+@dataclass(slots=True)
+class Boundary:
+    """A commit in the journal. `undone` is called when a crash loses it."""
+
+    position: int
+    time: float
+    undone: Callable[[], None] | None
+
+
+@dataclass(slots=True, eq=False)
+class Session:
+    """A backend. `on_gone` tells its client that the connection is lost."""
+
+    pid: int
+    instance: str
+    on_gone: Callable[[str], None]
+    is_alive: bool = True
+
+
+class TransactionGone(Exception):
+    """The writer's transaction ended under it (the database crashed)."""
+
+
+@dataclass(slots=True, eq=False)
+class Transaction:
+    """A writer's transaction. Locks outlive visibility: `is_locked` may still be true after the end."""
+
+    vxid: str
+    xid: int | None = None
+    is_open: bool = True
+    is_locked: bool = False
+    is_prepared: bool = False
+    holds_bell: bool = False
+    rings: bool = False
+    rows: list[DbRow] = field(default_factory=list)
+    drawn: dict[str, int] = field(default_factory=dict)
+    seqs: list[int] = field(default_factory=list)
+
+
+class Database:
+    def __init__(
+        self,
+        loop: VirtualLoop,
+        rng: random.Random,
+        oracle: Oracle,
+        history: History,
+        options: DatabaseOptions,
+    ) -> None:
+        self.loop = loop
+        self.random = rng
+        self.oracle = oracle
+        self.history = history
+        self.options = options
+        self.is_up = True
+        self.has_schema = True
+        self.was_set_back = False
+        self.crashes = 0
+        self.rows: dict[tuple[int, str], DbRow] = {}
+        self.by_shard: dict[int, dict[tuple[int, str], DbRow]] = {shard: {} for shard in range(SHARDS)}
+        self.shards: dict[int, DbShard] = {shard: DbShard() for shard in range(SHARDS)}
+        self.relays: dict[str, DbRelay] = {}
+        self.meta: dict[str, int] = {"last_value": 1, "is_called": 0, "next_xid": 700, "paused": 0}
+        self.transactions: dict[str, Transaction] = {}
+        self.running: set[int] = set()
+        self.sessions: set[Session] = set()
+        self.row_locks: set[str] = set()
+        self.key_share: Counter[int] = Counter()
+        self.exclusive: set[int] = set()
+        self.bell_owner: Session | None = None
+        self.bell_waiter: Session | None = None
+        self.listeners: dict[Session, Callable[[], None]] = {}
+        self._journal: list[Callable[[], None]] = []
+        self._boundaries: list[Boundary] = [Boundary(0, 0.0, None)]
+        self._backends = 2
+        self._pids = 100
+        self._ids = 0
+        self._ctids = 0
+
+    def now(self) -> float:
+        """Epoch seconds by the database's clock."""
+        return EPOCH_S + self.loop.time()
+
+    def draw(self, span: tuple[float, float]) -> float:
+        return span[0] if span[0] == span[1] else self.random.uniform(*span)
+
+    def latency(self) -> float:
+        if self.options.slow_share and self.random.random() < self.options.slow_share:
+            return self.draw(self.options.slow)
+        return self.draw(self.options.latency)
+
+    def shard_of(self, key: Key | None, id_: str) -> int:
+        text = f"{key[0]}\x1f{key[1]}" if key is not None else id_
+        return zlib.crc32(text.encode()) % self.options.shards_used
+
+    # -------------------------------------------------------- storage with a journal
+
+    def put_row(self, row: DbRow) -> None:
+        self._set_row(row.identity, row)
+
+    def delete_row(self, row: DbRow) -> None:
+        self._set_row(row.identity, None)
+
+    def _set_row(self, identity: tuple[int, str], row: DbRow | None) -> None:
+        before = self.rows.get(identity)
+        self._place(identity, row, before)
+        self._journal.append(lambda: self._place(identity, before, self.rows.get(identity)))
+
+    def _place(self, identity: tuple[int, str], row: DbRow | None, before: DbRow | None) -> None:
+        if before is not None:
+            del self.rows[identity]
+            del self.by_shard[before.shard][identity]
+        if row is not None:
+            self.rows[identity] = row
+            self.by_shard[row.shard][identity] = row
+
+    def put_shard(self, shard: int, value: DbShard) -> None:
+        before = self.shards[shard]
+        self.shards[shard] = value
+        self._journal.append(lambda: self.shards.__setitem__(shard, before))
+
+    def put_relay(self, instance: str, value: DbRelay | None) -> None:
+        before = self.relays.get(instance)
+
+        def put(what: DbRelay | None) -> None:
+            if what is None:
+                self.relays.pop(instance, None)
+            else:
+                self.relays[instance] = what
+
+        put(value)
+        self._journal.append(lambda: put(before))
+
+    def put_meta(self, name: str, value: int) -> None:
+        before = self.meta[name]
+        self.meta[name] = value
+        self._journal.append(lambda: self.meta.__setitem__(name, before))
+
+    def commit(self, *, synchronous: bool, undone: Callable[[], None] | None = None) -> None:
+        """What was put since the last commit is one transaction; a synchronous one flushes all before it."""
+        if synchronous:
+            self._journal.clear()
+            self._boundaries = [Boundary(0, self.loop.time(), None)]
+        else:
+            self._boundaries.append(Boundary(len(self._journal), self.loop.time(), undone))
+
+    def new_ctid(self) -> Ctid:
+        self._ctids += 1
+        return self._ctids // 60, self._ctids % 60 + 1
+
+    def updated(self, row: DbRow, **changes: object) -> DbRow:
+        """A new version of the row (at a new address), stored."""
+        version = replace(row, ctid=self.new_ctid(), **changes)  # type: ignore[arg-type]
+        self.put_row(version)
+        return version
+
+    # -------------------------------------------------------- sequence and writers
+
+    def last_seq(self) -> int:
+        """S: what the sequence handed out last (R1, `is_called`)."""
+        return self.meta["last_value"] if self.meta["is_called"] else self.meta["last_value"] - 1
+
+    def setval(self, last_seq: int) -> None:
+        """An operator's (or a restore's) setval: nothing notices (R5)."""
+        self.was_set_back = True
+        self.put_meta("last_value", last_seq)
+        self.put_meta("is_called", 1)
+        self.commit(synchronous=True)
+
+    def begin(self) -> Transaction:
+        if not self.is_up:
+            raise TransactionGone
+        self._backends += 1
+        transaction = Transaction(f"{self._backends % 40 + 3}/{self._backends}")
+        self.transactions[transaction.vxid] = transaction
+        return transaction
+
+    def lock_table(self, transaction: Transaction) -> None:
+        """An INSERT's first act."""
+        self._require(transaction)
+        transaction.is_locked = True
+
+    def next_seq(self, transaction: Transaction) -> int:
+        self._require(transaction)
+        assert transaction.is_locked, "a seq is drawn under the table's lock"
+        self.put_meta("last_value", self.last_seq() + 1)
+        self.put_meta("is_called", 1)
+        transaction.seqs.append(self.meta["last_value"])
+        return self.meta["last_value"]
+
+    def write(
+        self,
+        transaction: Transaction,
+        seq: int,
+        *,
+        key: str | None = "k",
+        event_type: str = "ok",
+        size: int = 10,
+        available_in_s: float | None = None,
+        drawn: int | None = None,
+    ) -> str:
+        """The rest of an INSERT: the xid, the row, the statement trigger. Returns the id."""
+        self._require(transaction)
+        if transaction.xid is None:
+            transaction.xid = self.meta["next_xid"]
+            self.put_meta("next_xid", transaction.xid + 1)
+            self.running.add(transaction.xid)
+        self._ids += 1
+        id_ = f"m{self._ids}"
+        row_key = None if key is None else ("t", key)
+        transaction.rows.append(
+            DbRow(
+                seq,
+                id_,
+                self.shard_of(row_key, id_),
+                self.new_ctid(),
+                row_key,
+                event_type,
+                b"x" * size,
+                self.now(),
+                available_at=None if available_in_s is None else self.now() + available_in_s,
+            )
+        )
+        transaction.drawn[id_] = self.oracle.step() if drawn is None else drawn
+        if self.bell_owner is not None or self.bell_waiter is not None:
+            transaction.rings = True
+        else:
+            transaction.holds_bell = True
+        return id_
+
+    def insert(self, transaction: Transaction, key: str | None = "k", **columns: object) -> str:
+        """One INSERT of one row at one instant; returns the id."""
+        self.lock_table(transaction)
+        seq = self.next_seq(transaction)
+        return self.write(transaction, seq, key=key, **columns)  # type: ignore[arg-type]
+
+    def prepare(self, transaction: Transaction) -> None:
+        """PREPARE TRANSACTION: another virtual id, the same xid; flushed, survives a crash."""
+        self._require(transaction)
+        assert transaction.xid is not None, "a transaction without writes is not prepared"
+        assert not transaction.rings, "NOTIFY forbids PREPARE TRANSACTION"
+        del self.transactions[transaction.vxid]
+        transaction.vxid = f"-1/{transaction.xid}"
+        transaction.is_prepared = True
+        self.transactions[transaction.vxid] = transaction
+        self.commit(synchronous=True)
+
+    def end(self, transaction: Transaction, *, commit: bool, release: bool = True) -> None:
+        """COMMIT or ROLLBACK, prepared or not: visible now; `release` drops the locks at once, too."""
+        self._require(transaction)
+        transaction.is_open = False
+        if transaction.xid is not None:
+            self.running.discard(transaction.xid)
+        if commit and transaction.rows:
+            tick = self.oracle.step()
+            ids = [row.id for row in transaction.rows]
+            for row in transaction.rows:
+                self.put_row(row)
+                self.oracle.committed(
+                    Entry(
+                        row.id,
+                        row.seq,
+                        row.key,
+                        row.shard,
+                        row.event_type,
+                        transaction.drawn[row.id],
+                        tick,
+                        row.available_at is not None and row.available_at > row.created_at,
+                    )
+                )
+            self.commit(
+                synchronous=self.options.others_synchronous or transaction.is_prepared,
+                undone=lambda: self.oracle.commit_lost(ids),
+            )
+            self.history.note(
+                "writer",
+                "commits",
+                [f"{row.id}={row.seq}:{row.key and row.key[1]}" for row in transaction.rows],
+            )
+        if commit and transaction.rings:
+            self.ring()
+        if release:
+            self.release_locks(transaction)
+        else:
+            self.loop.call_later(
+                self.draw(self.options.lock_lag), self.release_locks, transaction, context=OUTSIDE
+            )
+
+    def release_locks(self, transaction: Transaction) -> None:
+        if self.transactions.get(transaction.vxid) is transaction:
+            del self.transactions[transaction.vxid]
+        transaction.is_locked = False
+        transaction.holds_bell = False
+
+    def _require(self, transaction: Transaction) -> None:
+        if not transaction.is_open or not (self.is_up or transaction.is_prepared):
+            raise TransactionGone(transaction.vxid)
+
+    def is_bell_held_by_writers(self) -> bool:
+        return any(each.holds_bell for each in self.transactions.values())
+
+    def ring(self) -> None:
+        """NOTIFY at a commit, to every listening session."""
+        for session, on_ring in list(self.listeners.items()):
+            if session.is_alive:
+                self.loop.call_later(self.draw(self.options.latency), on_ring, context=OUTSIDE)
+
+    # -------------------------------------------------------- keys
+
+    def holding_rows(self, key: Key | None, shard: int) -> list[DbRow]:
+        """The key's holding rows by seq."""
+        if key is None:
+            return []
+        found = [row for row in self.by_shard[shard].values() if row.key == key and row.aside and row.holds]
+        return sorted(found, key=lambda row: row.seq)
+
+    def has_blocker(self, row: DbRow) -> bool:
+        holding = self.holding_rows(row.key, row.shard)
+        return bool(holding) and holding[0].seq < row.seq
+
+    def promote(self, touched: Iterable[tuple[int, Key | None]]) -> set[int]:
+        """H3; returns the shards in which a row became due."""
+        promoted = set()
+        for shard, key in sorted(set(touched), key=repr):
+            holding = self.holding_rows(key, shard)
+            if holding and holding[0].aside is Aside.HELD:
+                self.updated(holding[0], aside=Aside.DEFERRED, due_at=self.now())
+                promoted.add(shard)
+        return promoted
+
+    # -------------------------------------------------------- sessions, crashes
+
+    def connect(self, instance: str, on_gone: Callable[[str], None]) -> Session:
+        self._pids += 1
+        session = Session(self._pids, instance, on_gone)
+        self.sessions.add(session)
+        return session
+
+    def end_session(self, session: Session) -> None:
+        session.is_alive = False
+        self.sessions.discard(session)
+        self.listeners.pop(session, None)
+        if self.bell_owner is session:
+            self.bell_owner = None
+        if self.bell_waiter is session:
+            self.bell_waiter = None
+
+    def is_pid_alive(self, pid: int | None) -> bool:
+        return any(session.pid == pid for session in self.sessions)
+
+    def terminate(self, session: Session, why: str) -> None:
+        """The server ends a session (pg_terminate_backend, a timeout): its client hears of it."""
+        if session.is_alive:
+            self.end_session(session)
+            session.on_gone(why)
+
+    def crash(self, *, down_s: float, loses: bool) -> None:
+        """All sessions die, open transactions are gone; `loses`: commits not flushed may be lost too."""
+        self.history.note("database", "crashes", f"loses={loses} down={down_s:.3f}")
+        self.is_up = False
+        self.crashes += 1
+        for session in sorted(self.sessions, key=lambda each: each.pid):
+            self.terminate(session, "the database crashed")
+        for transaction in list(self.transactions.values()):
+            if not transaction.is_prepared:
+                transaction.is_open = False
+                self.release_locks(transaction)
+                if transaction.xid is not None:
+                    self.running.discard(transaction.xid)
+        self.row_locks.clear()
+        self.key_share.clear()
+        self.exclusive.clear()
+        self._backends = 2
+        if loses:
+            self._rewind()
+        self.commit(synchronous=True)
+        self.loop.call_later(down_s, self._come_up, context=OUTSIDE)
+
+    def _come_up(self) -> None:
+        self.is_up = True
+        self.history.note("database", "is up")
+
+    def _rewind(self) -> None:
+        """Lose the commits after a boundary at most 0.6 s old; the sequence falls back, up to 32 ahead."""
+        first = max(
+            i for i, each in enumerate(self._boundaries) if i == 0 or each.time <= self.loop.time() - 0.6
+        )
+        chosen = self.random.randrange(first, len(self._boundaries))
+        self.rewind_to(self._boundaries[chosen], self._boundaries[chosen + 1 :])
+
+    def rewind_to(self, boundary: Boundary, lost: list[Boundary]) -> None:
+        reached = self.last_seq()
+        while len(self._journal) > boundary.position:
+            self._journal.pop()()
+        for each in lost:
+            if each.undone is not None:
+                each.undone()
+        kept = self.last_seq()
+        ahead = self.random.randint(kept, max(kept, min(reached, kept + 32)))
+        if ahead > kept:
+            self.meta["last_value"], self.meta["is_called"] = ahead, 1
+        if lost:
+            self.oracle.commits_rewound()
+        self.history.note(
+            "database", "rewinds", f"{len(lost)} commits lost, sequence {reached} -> {self.last_seq()}"
+        )
+
+    @property
+    def boundaries(self) -> list[Boundary]:
+        """The commits that a crash could lose, oldest first; [0] is what is flushed for sure."""
+        return self._boundaries

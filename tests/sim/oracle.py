@@ -1,0 +1,267 @@
+"""The oracle: what was committed, published, delivered and decided, and whether I1-I5 held.
+
+Most rules are judged at the instant at which they are broken, so that a history ends with its cause:
+
+- I1 a row becomes sent only after a confirm of a delivered copy of it (`sent`); at the end every committed
+  row is sent, discarded, or parked with good reason (`World.verdict`).
+- I2 a delivered id is a committed one, with the key and seq it was committed with (`delivered`).
+- I3 a first copy arrives after the first copy of every lower row of its key whose writer was serialised
+  before its own (`delivered`); strict: one unconfirmed message a key and link (`published`).
+- I4 a message is published again only with an excuse: no confirm of the earlier copy (nack, return, lost
+  link), its relay killed, its shard taken over, or its settlement lost with the database (`published`).
+- I5 a row's attempts never exceed the returns and rejections that it had itself (`setback`).
+
+Time is a counter of events (`tick`), which orders what happened at one virtual instant.
+"""
+
+from __future__ import annotations
+
+import collections
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+
+from relay.message import Aside, Key, Row
+
+
+class Violation(AssertionError):
+    """An invariant was broken; carries the readable end of the history."""
+
+
+class History:
+    """The readable record of a run; the last `kept` steps of it."""
+
+    def __init__(self, now: Callable[[], float], kept: int = 4000) -> None:
+        self._now = now
+        self._steps: collections.deque[tuple[float, str, str, object]] = collections.deque(maxlen=kept)
+        self.count = 0
+        self.digest = 0
+
+    def note(self, who: str, what: str, detail: object = "") -> None:
+        self.count += 1
+        self._steps.append((self._now(), who, what, detail))
+
+    def text(self, last: int = 120, about: Iterable[str] = ()) -> str:
+        """The last steps; with `about` only those that name one of these words."""
+        words = tuple(about)
+        lines = [f"{time:10.4f}  {who:<9} {what:<12} {detail}" for time, who, what, detail in self._steps]
+        if words:
+            lines = [line for line in lines if any(word in line for word in words)]
+        return "\n".join(lines[-last:])
+
+
+@dataclass(slots=True)
+class Entry:
+    """One committed row, as the writers know it."""
+
+    id: str
+    seq: int
+    key: Key | None
+    shard: int
+    event_type: str
+    drawn: int
+    committed: int
+    is_scheduled: bool
+    is_alive: bool = True
+    """False once its commit was lost with the database."""
+    was_parked: bool = False
+    is_discarded: bool = False
+    failures: int = 0
+    copies: int = 0
+    accepted: int = 0
+    """Copies that reached the queue and were confirmed."""
+
+
+class Outcome:
+    ACKED = "acked"
+    NACKED = "nacked"
+    RETURNED = "returned"
+    LOST = "lost"
+
+
+@dataclass(slots=True, eq=False)
+class Publication:
+    """One publish of one row by one relay; `outcome` as the relay's link reported it."""
+
+    id: str
+    relay: str
+    shard: int
+    tick: int
+    time: float
+    outcome: str = ""
+
+
+@dataclass(slots=True)
+class Rules:
+    """What this history promises."""
+
+    is_ordered: bool = True
+    is_strict: bool = True
+    parked_holds: bool = True
+
+
+@dataclass(slots=True)
+class Delivery:
+    time: float
+    relay: str
+    id: str
+    seq: int
+    key: Key | None
+
+
+@dataclass(slots=True)
+class Oracle:
+    history: History
+    rules: Rules = field(default_factory=Rules)
+    tick: int = 0
+    entries: dict[str, Entry] = field(default_factory=dict)
+    by_key: dict[Key, list[Entry]] = field(default_factory=dict)
+    publications: dict[str, list[Publication]] = field(default_factory=dict)
+    log: list[Delivery] = field(default_factory=list)
+    violations: list[str] = field(default_factory=list)
+    ended: dict[str, int] = field(default_factory=dict)
+    """Relays that were killed, or ended with work unsettled: the tick of it."""
+    overtaken: dict[tuple[str, int], int] = field(default_factory=dict)
+    """(relay, shard): the last tick at which somebody took the shard from it."""
+    rewound: int = 0
+    """The last tick at which the database lost commits."""
+    granted: dict[tuple[str, int], float] = field(default_factory=dict)
+    """(relay, shard): until when (database time) the relay may write for it at most."""
+
+    def step(self) -> int:
+        self.tick += 1
+        return self.tick
+
+    def blame(self, text: str) -> None:
+        self.history.note("oracle", "VIOLATION", text)
+        self.violations.append(text)
+
+    # -------------------------------------------------------- writers and database
+
+    def committed(self, entry: Entry) -> None:
+        assert entry.id not in self.entries, entry
+        self.entries[entry.id] = entry
+        if entry.key is not None:
+            self.by_key.setdefault(entry.key, []).append(entry)
+
+    def commit_lost(self, ids: Iterable[str]) -> None:
+        for each in ids:
+            self.entries[each].is_alive = False
+
+    def commits_rewound(self) -> None:
+        self.rewound = self.step()
+
+    def taken(self, shard: int, owner_before: str) -> None:
+        """A claim took a shard that had not been given back."""
+        self.overtaken[owner_before, shard] = self.step()
+
+    def relay_ended(self, relay: str) -> None:
+        self.ended[relay] = self.step()
+
+    # -------------------------------------------------------- decisions
+
+    def sent(self, relay: str, id_: str, seq: int) -> None:
+        entry = self.entries.get(id_)
+        if entry is None or entry.seq != seq:
+            self.blame(f"I2: {relay} marked {id_} (seq {seq}), which nobody committed")
+        elif entry.accepted == 0:
+            self.blame(f"I1: {relay} marked {id_} (seq {seq}) sent; no copy of it was confirmed and kept")
+
+    def setback(self, relay: str, id_: str, aside: Aside, attempts: int) -> None:
+        entry = self.entries[id_]
+        if attempts > entry.failures:
+            self.blame(
+                f"I5: {relay} charges {id_} (seq {entry.seq}) {attempts} attempts; "
+                f"it failed {entry.failures} times"
+            )
+        if aside is Aside.PARKED:
+            entry.was_parked = True
+
+    def discarded(self, id_: str) -> None:
+        self.entries[id_].is_discarded = True
+
+    # -------------------------------------------------------- broker
+
+    def published(self, relay: str, row: Row, now: float, now_in_database: float) -> Publication:
+        tick = self.step()
+        for earlier in self.publications.get(row.id, ()):
+            if not self._is_excused(earlier):
+                self.blame(
+                    f"I4: {relay} publishes {row.id} (seq {row.seq}) again; the copy of {earlier.relay} at "
+                    f"{earlier.time:.4f} ({earlier.outcome or 'unconfirmed'}) has no fault as excuse"
+                )
+        until = self.granted.get((relay, row.shard), 0.0)
+        if now_in_database > until:
+            self.blame(
+                f"L4: {relay} writes {row.id} for shard {row.shard} "
+                f"{now_in_database - until:.3f} s after its lease"
+            )
+        publication = Publication(row.id, relay, row.shard, tick, now)
+        self.publications.setdefault(row.id, []).append(publication)
+        return publication
+
+    def _is_excused(self, earlier: Publication) -> bool:
+        if earlier.outcome in (Outcome.NACKED, Outcome.RETURNED, Outcome.LOST):
+            return True
+        return (
+            self.ended.get(earlier.relay, -1) > earlier.tick
+            or self.overtaken.get((earlier.relay, earlier.shard), -1) > earlier.tick
+            or self.rewound > earlier.tick
+        )
+
+    def two_of_a_key(self, relay: str, first: Row, second: Row) -> None:
+        if self.rules.is_strict:
+            self.blame(f"I3 strict: {relay} publishes {second.id} while {first.id} of its key is unconfirmed")
+
+    def failed(self, id_: str) -> None:
+        """The row itself was returned or rejected."""
+        self.entries[id_].failures += 1
+
+    def delivered(self, relay: str, row: Row, now: float) -> None:
+        self.step()
+        self.log.append(Delivery(now, relay, row.id, row.seq, row.key))
+        entry = self.entries.get(row.id)
+        if entry is None or (entry.seq, entry.key) != (row.seq, row.key):
+            self.blame(f"I2: {relay} delivered {row!r}, which nobody committed so")
+            return
+        entry.copies += 1
+        if entry.copies == 1 and entry.key is not None and self.rules.is_ordered and entry.is_alive:
+            for lower in self.by_key[entry.key]:
+                if self._goes_before(lower, entry) and lower.copies == 0:
+                    self.blame(
+                        f"I3: {relay} delivered {entry.id} (seq {entry.seq}) before "
+                        f"{lower.id} (seq {lower.seq}) of key {entry.key[1]}"
+                    )
+
+    def _goes_before(self, lower: Entry, upper: Entry) -> bool:
+        return (
+            lower.seq < upper.seq
+            and lower.committed < upper.drawn
+            and lower.is_alive
+            and not lower.is_discarded
+            and not lower.is_scheduled
+            and not (lower.was_parked and not self.rules.parked_holds)
+        )
+
+    def accepted(self, id_: str) -> None:
+        """A delivered copy was confirmed by the broker."""
+        if id_ in self.entries:
+            self.entries[id_].accepted += 1
+
+    # -------------------------------------------------------- the end
+
+    def duplicates(self) -> int:
+        return len(self.log) - len({each.id for each in self.log})
+
+    def check(self, seed: object = "") -> None:
+        """Raises Violation when anything was broken, with the end of the history."""
+        if not self.violations:
+            return
+        words = {
+            word.strip("(),;") for text in self.violations[:1] for word in text.split() if word[:1] == "m"
+        }
+        raise Violation(
+            f"seed {seed}: {len(self.violations)} violations, the first:\n  "
+            + "\n  ".join(self.violations[:5])
+            + f"\n-- steps that name {sorted(words)}:\n{self.history.text(60, words) if words else ''}"
+            + f"\n-- the last steps:\n{self.history.text(80)}"
+        )
