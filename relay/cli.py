@@ -50,7 +50,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         # Whoever read the output has seen enough. The interpreter's own flush at exit must not complain either.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
-    except Exception as error:
+    except Exception as error:  # noqa: BLE001 - the outermost place: reported as a fault of ours
         console.confess(error)
         return 1
     return code
@@ -121,15 +121,21 @@ def _migrate(options: argparse.Namespace, console: _Console) -> int:
     config = console.config("migrate", spared=("RELAY_DATABASE_URL",) if options.print else ())
     from relay import migrate
 
-    wanted = migrate.Wanted(
-        payload=options.payload, doorbell=options.doorbell, role=options.role, writer=options.writer
-    )
+    wanted = {name: getattr(options, name) for name in ("payload", "doorbell", "role", "writer")}
     if options.print:
-        sys.stdout.write(migrate.script(config.table, wanted))
+        sys.stdout.write(migrate.printed(config.table, **wanted))
         return 0
     console.warn()
-    for line in _await(migrate.run(config.database(), config.table, wanted)):
-        print(line)
+    done = _await(migrate.run(config.database(), config.table, **wanted))
+    schema = done.schema
+    did = "created" if done.version_before == 0 else "upgraded"
+    if done.version_before == schema.version:
+        did = "up to date"
+    doorbell = "with the doorbell" if schema.has_doorbell else "without the doorbell: relays poll"
+    print(f"{schema.table}: {did}, schema version {schema.version}, payload {schema.payload_type}, {doorbell}")
+    for name, text in (("role", "may run the relay"), ("writer", "may write events")):
+        if wanted[name] is not None:
+            print(f"{schema.table}: the role {wanted[name]} {text}")
     return 0
 
 
@@ -139,11 +145,11 @@ def _inbox_migrate(options: argparse.Namespace, console: _Console) -> int:
     from relay.inbox import migrate
 
     if options.print:
-        sys.stdout.write(migrate.script(options.role))
+        sys.stdout.write(migrate.printed(role=options.role))
         return 0
     console.warn()
-    for line in _await(migrate.run(config.inbox_database(), options.role)):
-        print(line)
+    _await(migrate.run(config.inbox_database(), role=options.role))
+    print("processed_messages: in place")
     return 0
 
 

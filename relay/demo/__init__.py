@@ -55,25 +55,15 @@ async def run(step: Say, gauge: Say) -> Verdict:
 @contextlib.asynccontextmanager
 async def _servers() -> AsyncIterator[tuple[PostgresServer, RabbitServer]]:
     """Both servers, started side by side. What started is closed, also when the other one fails."""
-    starts = [asyncio.create_task(asyncio.to_thread(start)) for start in (PostgresServer.start, RabbitServer.start)]
-    started: list[PostgresServer | RabbitServer] = []
+    postgres = asyncio.create_task(asyncio.to_thread(PostgresServer.start))
+    rabbit = asyncio.create_task(asyncio.to_thread(RabbitServer.start))
     try:
-        try:
-            await asyncio.wait(starts)
-        finally:
-            # A thread cannot be cancelled: on Ctrl-C the start is waited for, then undone.
-            results = await asyncio.gather(*starts, return_exceptions=True)
-            started = [result for result in results if not isinstance(result, BaseException)]
-        for result in results:
-            if isinstance(result, BaseException):
-                raise result
-        postgres, rabbit = started
-        assert isinstance(postgres, PostgresServer)
-        assert isinstance(rabbit, RabbitServer)
-        yield postgres, rabbit
+        # Shielded: a thread cannot be cancelled, so on Ctrl-C its start is waited for below, and undone.
+        yield await asyncio.shield(postgres), await asyncio.shield(rabbit)
     finally:
-        for server in started:
-            server.close()
+        for outcome in await asyncio.gather(postgres, rabbit, return_exceptions=True):
+            if not isinstance(outcome, BaseException):
+                outcome.close()
 
 
 class _Demo:

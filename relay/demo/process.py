@@ -68,11 +68,7 @@ class RelayProcess:
                 *_program(), "run", env=self._environment, stdin=subprocess.DEVNULL, stdout=log, stderr=log,
                 start_new_session=True,
             )
-        # The read ends when this process does, however it does.
-        self._guard = subprocess.Popen(
-            ["/bin/sh", "-c", f"read line || kill -9 {self._process.pid}"],
-            stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True,
-        )
+        self._guard = _guard(self._process.pid)
         async with asyncio.timeout(READY_TIMEOUT_S):
             while await self._get("/readyz") is None:
                 self.expect_alive()
@@ -129,6 +125,17 @@ class RelayProcess:
     async def _get(self, path: str) -> str | None:
         """The body of a 200, None for anything else."""
         return await asyncio.to_thread(_get, f"http://127.0.0.1:{self._port}{path}")
+
+
+def _guard(pid: int) -> subprocess.Popen[bytes]:
+    """A shell whose read ends when this process does, however it does; then it kills `pid`."""
+    return subprocess.Popen(
+        ["/bin/sh", "-c", f"read line || kill -9 {pid}"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        start_new_session=True,
+    )
 
 
 def _get(url: str) -> str | None:
