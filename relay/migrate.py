@@ -12,6 +12,7 @@ A schema has a version (its newest migration) and names the oldest relay that ca
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypedDict, Unpack
 
@@ -247,8 +248,9 @@ def _values(table: TableName, wanted: Wanted) -> dict[str, str]:
     values |= {f"{key}_name_text": literal(name) for key, name in names.items()}
     return values | {
         "schema_text": f"{literal(table.schema)}::text",
-        "all_names_text": f"ARRAY[{', '.join(sorted(map(literal, set(names.values()))))}]",
-        "function_names_text": f"ARRAY[{literal(names['ring'])}, {literal(names['bell_wait'])}]",
+        "all_names_text": _array(sorted(set(names.values()))),
+        "companions_text": _array([names[key] for key in ("shard", "relay", "fault", "meta")]),
+        "function_names_text": _array([names[key] for key in ("ring", "bell_wait")]),
         "payload_type": _payload_type(payload or PayloadType.JSON),
         "payload_text": f"{literal(payload and _payload_type(payload))}::text",
         "wanted": "NULL::boolean" if doorbell is None else str(doorbell).lower(),
@@ -258,6 +260,10 @@ def _values(table: TableName, wanted: Wanted) -> dict[str, str]:
         "writer_text": f"{literal(writer)}::text",
         "latest": str(SCHEMA_VERSION),
     }
+
+
+def _array(names: Sequence[str]) -> str:
+    return f"ARRAY[{', '.join(map(literal, names))}]"
 
 
 def _payload_type(payload: PayloadType | str) -> str:

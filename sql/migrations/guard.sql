@@ -3,7 +3,7 @@
 -- Locks:   none.
 -- Caller:  every step, through block.sql, whose variables it reads: known_version is 0 where there is no schema.
 -- Values:  {payload_text} {role_text} {writer_text} string literals, NULL where not asked for; {all_names_text}
---          {function_names_text} arrays of the names that 0001 takes; {latest} the newest version that this relay knows.
+--          {function_names_text} {companions_text} arrays of the names that 0001 takes; {latest} the newest version that this relay knows.
 -- Errors:  RLY01 foreign objects, RLY02 schema too new, RLY03 another payload type, RLY04 no such role,
 --          RLY05 no such schema, RLY06 no right to create.
 IF known_version = 0 THEN
@@ -25,7 +25,8 @@ IF known_version = 0 THEN
     obstacle := coalesce(obstacle, (SELECT string_agg('function ' || p.oid::regprocedure, '; ') FROM pg_proc p
                                      WHERE p.pronamespace = quote_ident(home)::regnamespace AND p.proname = ANY ({function_names_text})));
     IF obstacle IS NOT NULL THEN
-        RAISE EXCEPTION 'in the schema % there is already: %; relay migrate did not create it', quote_ident(home), obstacle
+        RAISE EXCEPTION 'in the schema % there is already: %; relay migrate did not create it',
+            quote_ident(home), obstacle
             USING ERRCODE = 'RLY01', HINT = 'choose another name in RELAY_TABLE, or rename what is there';
     END IF;
     IF NOT has_schema_privilege(home, 'CREATE') THEN
@@ -35,8 +36,16 @@ IF known_version = 0 THEN
                                 '`relay migrate --print` writes', home, current_user);
     END IF;
 ELSE
+    IF to_regclass(quote_ident({table_name_text})) IS NULL THEN
+        RAISE EXCEPTION 'the table %.% is gone, what relay migrate made beside it is still there',
+            quote_ident(home), quote_ident({table_name_text})
+            USING ERRCODE = 'RLY01', HINT = format('restore it, or: DROP TABLE %s; DROP FUNCTION %I(), %I(int)',
+                (SELECT string_agg(format('%I', name), ', ') FROM unnest({companions_text}) name
+                  WHERE to_regclass(quote_ident(name)) IS NOT NULL), {ring_name_text}, {bell_wait_name_text});
+    END IF;
     IF known_version > {latest} AND known_compatible_from > {latest} THEN
-        RAISE EXCEPTION 'the schema has version %, compatible from %; this relay knows version {latest}', known_version, known_compatible_from
+        RAISE EXCEPTION 'the schema has version %, compatible from %; this relay knows version {latest}',
+            known_version, known_compatible_from
             USING ERRCODE = 'RLY02', HINT = 'upgrade the relay';
     END IF;
     IF {payload_text} <> known_payload_type THEN

@@ -436,6 +436,15 @@ async def test_any_object_in_the_way_is_named(database: asyncpg.Connection, made
         await migrate.migrate(database)
 
 
+async def test_a_dropped_table_is_said_and_its_remains_can_be_dropped(database: asyncpg.Connection) -> None:
+    await migrate.migrate(database)
+    await database.execute("DROP TABLE outbox")
+    with pytest.raises(SchemaForeign, match=r"public.outbox is gone") as refused:
+        await migrate.migrate(database)
+    await database.execute(str(refused.value.hint).partition("or: ")[2])
+    assert (await migrate.migrate(database)).version_before == 0
+
+
 async def test_schemas_of_other_versions(database: asyncpg.Connection) -> None:
     with pytest.raises(SchemaMissing, match="no outbox outbox"):
         await migrate.read_schema(database)
@@ -543,6 +552,9 @@ async def test_a_relays_role_does_what_run_does_and_no_more(database: asyncpg.Co
             "DELETE FROM outbox_fault",
             "UPDATE outbox_meta SET paused_at = now(), paused_by = 'me'",
             "SELECT outbox_bell_wait(10)",
+            "SELECT system_identifier, pg_relation_filenode('outbox'), pg_relation_filenode('outbox_seq_seq') "
+            "FROM pg_control_system()",
+            "SELECT count(*) FROM pg_lock_status()",
             "DELETE FROM outbox",
         ):
             await database.execute(needed)
