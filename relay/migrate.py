@@ -11,6 +11,7 @@ A schema has a version (its newest migration) and names the oldest relay that ca
 
 from __future__ import annotations
 
+import textwrap
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -276,7 +277,7 @@ def _payload_type(payload: PayloadType | str) -> str:
 
 def _block(block: str, body: str, values: dict[str, str]) -> str:
     """`body` in the transaction that every step runs in."""
-    values = values | {"body": body.replace("\n", "\n    ")}
+    values = values | {"body": textwrap.indent(body.strip(), "    ").strip()}
     tag = "$migration$"
     while any(tag in value for value in values.values()):  # a table may be called so
         tag = tag[:-1] + "_$"

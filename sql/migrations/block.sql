@@ -38,7 +38,6 @@ BEGIN
           INTO STRICT known_version, known_compatible_from, known_payload_type, bell_class, lock_object, channel,
                wants_doorbell
           FROM {meta};
-        sign_class := bell_class + 1;
     END IF;
 
     {body}
