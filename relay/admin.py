@@ -1,7 +1,7 @@
 """What an operator asks of the outbox: `relay status`. Reads only; one snapshot, no lock.
 
-The states are those of the contract: `pending` rows wait for a relay (the backlog counts them with the held and the
-deferred ones), `parked` rows need an operator, `scheduled` ones wait for their own time.
+The states are those of the contract: `pending` rows wait for a relay (the backlog counts them with the held
+and the deferred ones), `parked` rows need an operator, `scheduled` ones wait for their own time.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from datetime import datetime
 from typing import TYPE_CHECKING, Any, Final
 
 from relay.config import Config
-from relay.database import connect, fill, mapped_errors, sql_file
+from relay.database import close, connect, fill, mapped_errors, sql_file
 from relay.migrate import Schema, read_schema
 
 if TYPE_CHECKING:
@@ -80,7 +80,8 @@ class Status:
 async def status(config: Config, *, since: Status | None = None) -> Status:
     """The outbox's state. Rates are measured against `since`, or else over a second of waiting.
 
-    Raises SchemaMissing, SchemaForeign, SchemaIncompatible, DatabaseUnavailable, DatabaseRefused, DatabaseLost.
+    Raises SchemaMissing, SchemaForeign, SchemaIncompatible, DatabaseUnavailable, DatabaseRefused,
+    DatabaseLost.
     """
     connection = await connect(config.database(), application_name="outbox-relay status")
     try:
@@ -90,7 +91,7 @@ async def status(config: Config, *, since: Status | None = None) -> Status:
             await asyncio.sleep(RATE_SAMPLE_S)
         now = await _observe(connection, schema)
     finally:
-        await connection.close(timeout=5)
+        await close(connection)
     return replace(now, rates=_rates(since, now))
 
 
@@ -120,15 +121,27 @@ async def _snapshot(connection: Connection) -> AsyncIterator[None]:
 
 
 def _status(
-    schema: Schema, backlog: Mapping[str, Any], aside: Sequence[Any], relays: Sequence[Any], meta: Mapping[str, Any]
+    schema: Schema,
+    backlog: Mapping[str, Any],
+    aside: Sequence[Any],
+    relays: Sequence[Any],
+    meta: Mapping[str, Any],
 ) -> Status:
     rows = {kind: sum(row["rows"] for row in aside if row["aside"] == kind) for kind in _ASIDE}
     waiting = [row for row in aside if row["aside"] in ("deferred", "held")]
     ages = [row["since_s"] for row in waiting if row["since_s"] is not None]
     if backlog["oldest_age_s"] is not None:
         ages.append(backlog["oldest_age_s"])
-    due = [row["due_in_s"] for row in aside if row["aside"] in ("deferred", "scheduled") and row["due_in_s"] is not None]
-    pending = max(backlog["pending_rows"], backlog["estimate"]) if backlog["is_estimated"] else backlog["pending_rows"]
+    due = [
+        row["due_in_s"]
+        for row in aside
+        if row["aside"] in ("deferred", "scheduled") and row["due_in_s"] is not None
+    ]
+    pending = (
+        max(backlog["pending_rows"], backlog["estimate"])
+        if backlog["is_estimated"]
+        else backlog["pending_rows"]
+    )
     others = pending + sum(rows.values())
     return Status(
         table=str(schema.table),
@@ -148,7 +161,9 @@ def _status(
         held_rows=rows["held"],
         held_keys=sum(row["keys"] for row in aside),
         parked_rows=rows["parked"],
-        parked_by_class={row["failure_class"] or "unknown": row["rows"] for row in aside if row["aside"] == "parked"},
+        parked_by_class={
+            row["failure_class"] or "unknown": row["rows"] for row in aside if row["aside"] == "parked"
+        },
         unmarkable_rows=meta["unmarkable_rows"],
         sent_rows_estimate=None if backlog["live_rows"] is None else max(0, backlog["live_rows"] - others),
         newest_seq=backlog["newest_seq"],
@@ -178,7 +193,9 @@ def _relay(row: Mapping[str, Any]) -> RelayState:
 
 def _rates(before: Status, now: Status) -> Rates | None:
     """None where a look was an estimate, or the sequence went back (a restore between the two)."""
-    seconds = (datetime.fromisoformat(now.observed_at) - datetime.fromisoformat(before.observed_at)).total_seconds()
+    seconds = (
+        datetime.fromisoformat(now.observed_at) - datetime.fromisoformat(before.observed_at)
+    ).total_seconds()
     inserted = now.newest_seq - before.newest_seq
     if seconds <= 0 or inserted < 0 or before.backlog_estimated or now.backlog_estimated:
         return None
@@ -210,9 +227,18 @@ def as_lines(status: Status) -> list[tuple[str, str]]:
     classes = ", ".join(f"{name} {count:,}" for name, count in status.parked_by_class.items())
     lines = [
         ("outbox", f"{status.table}, schema version {status.schema_version}, payload {status.payload_type}"),
-        ("state", f"paused since {status.paused_at} by {status.paused_by}" if status.is_paused else "not paused"),
-        ("backlog", f"{about}{_rows(status.backlog_rows)}" + (f", the oldest {oldest:.1f} s old" if oldest else "")),
-        ("deferred", _rows(status.deferred_rows) + ("" if due is None else f", next due in {max(0.0, due):.1f} s")),
+        (
+            "state",
+            f"paused since {status.paused_at} by {status.paused_by}" if status.is_paused else "not paused",
+        ),
+        (
+            "backlog",
+            f"{about}{_rows(status.backlog_rows)}" + (f", the oldest {oldest:.1f} s old" if oldest else ""),
+        ),
+        (
+            "deferred",
+            _rows(status.deferred_rows) + ("" if due is None else f", next due in {max(0.0, due):.1f} s"),
+        ),
         ("scheduled", _rows(status.scheduled_rows)),
         ("held", f"{_rows(status.held_rows)} of {_many(status.held_keys, 'key')}"),
         ("parked", _rows(status.parked_rows) + (f": {classes}" if classes else "")),
@@ -223,8 +249,17 @@ def as_lines(status: Status) -> list[tuple[str, str]]:
         lines.append(("sent", f"about {_rows(status.sent_rows_estimate)} marked and still in the table"))
     if status.rates is not None:
         rates = status.rates
-        lines.append(("rates", f"{rates.inserted_per_second:,.1f} rows/s in, {rates.settled_per_second:,.1f} rows/s out"))
-    armed = "armed: the next insert wakes an idle relay" if status.is_doorbell_armed else "not armed: nobody sleeps"
+        lines.append(
+            (
+                "rates",
+                f"{rates.inserted_per_second:,.1f} rows/s in, {rates.settled_per_second:,.1f} rows/s out",
+            )
+        )
+    armed = (
+        "armed: the next insert wakes an idle relay"
+        if status.is_doorbell_armed
+        else "not armed: nobody sleeps"
+    )
     lines.append(("doorbell", armed if status.has_doorbell else "none: relays poll"))
     lines.append(("relays", f"{len(status.relays)}, {status.shards_owned} of 64 shards owned"))
     lines.extend(("", _relay_line(relay)) for relay in status.relays)
@@ -232,7 +267,11 @@ def as_lines(status: Status) -> list[tuple[str, str]]:
 
 
 def _relay_line(relay: RelayState) -> str:
-    parts = [relay.name or relay.instance, f"version {relay.version or 'unknown'}", _many(relay.shards, "shard")]
+    parts = [
+        relay.name or relay.instance,
+        f"version {relay.version or 'unknown'}",
+        _many(relay.shards, "shard"),
+    ]
     if relay.heartbeat_age_seconds is not None:
         parts.append(f"heard {relay.heartbeat_age_seconds:.1f} s ago")
     if not relay.is_available:

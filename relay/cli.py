@@ -1,15 +1,19 @@
-"""The command line: arguments, printing, exit codes. The only module that prints and that reads the environment.
+"""The command line: arguments, printing, exit codes. The only module that prints and that reads the
+environment.
 
-Exit codes: 0 done; 1 anything else; 2 configuration or usage; 3 the schema is incompatible; 4 the command's own "no"
-(a check found an error, a drain was cut short, a guarantee of the demo did not hold). Whatever goes wrong outside is
-one line on standard error and, where there is one, a second that says what to do; a traceback is a fault of ours.
+Exit codes: 0 done; 1 anything else; 2 configuration or usage; 3 the schema is incompatible; 4 the command's
+own "no" (a check found an error, a drain was cut short, a guarantee of the demo did not hold). Whatever goes
+wrong outside is one line on standard error and, where there is one, a second that says what to do; a
+traceback is a fault of ours.
 
-Imports are late on purpose: `relay run` stands beside every service, so it loads what it uses and nothing else.
+Imports are late on purpose: `relay run` stands beside every service, so it loads what it uses and nothing
+else.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
 import sys
 import time
@@ -28,8 +32,8 @@ if TYPE_CHECKING:
 WATCH_INTERVAL_S: Final = 2.0
 
 EPILOG: Final = """\
-Settings come from the environment (RELAY_DATABASE_URL, RELAY_AMQP_URL ...; docs/configuration.md has them all).
-Exit codes: 0 done, 1 failed, 2 configuration or usage, 3 schema incompatible, 4 the command's own "no".
+Settings come from the environment: RELAY_DATABASE_URL, RELAY_AMQP_URL ... (docs/configuration.md has them
+all). Exit codes: 0 done, 1 failed, 2 configuration or usage, 3 schema incompatible, 4 the command's own "no".
 """
 
 
@@ -132,7 +136,9 @@ def _migrate(options: argparse.Namespace, console: _Console) -> int:
     if done.version_before == schema.version:
         did = "up to date"
     doorbell = "with the doorbell" if schema.has_doorbell else "without the doorbell: relays poll"
-    print(f"{schema.table}: {did}, schema version {schema.version}, payload {schema.payload_type}, {doorbell}")
+    print(
+        f"{schema.table}: {did}, schema version {schema.version}, payload {schema.payload_type}, {doorbell}"
+    )
     for name, text in (("role", "may run the relay"), ("writer", "may write events")):
         if wanted[name] is not None:
             print(f"{schema.table}: the role {wanted[name]} {text}")
@@ -186,10 +192,8 @@ def _status(options: argparse.Namespace, console: _Console) -> int:
     if not options.watch:
         _print_status(_await(admin.status(config)), console, as_json=options.json)
         return 0
-    try:
+    with contextlib.suppress(KeyboardInterrupt):  # the way in which a watch ends
         _await(_watch(config, console, as_json=options.json))
-    except KeyboardInterrupt:
-        pass  # the way in which a watch ends
     return 0
 
 
@@ -274,7 +278,7 @@ def _print_verdict(verdict: Verdict) -> None:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="relay",
-        description="Publishes the rows of a PostgreSQL outbox table to RabbitMQ: at least once, in order per key.",
+        description="Publishes the rows of a PostgreSQL outbox to RabbitMQ: at least once, in order per key.",
         epilog=EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
@@ -286,12 +290,16 @@ def _parser() -> argparse.ArgumentParser:
 
     migrate = _add(commands, "migrate", _migrate, "create or upgrade the outbox's schema; safe to repeat")
     migrate.add_argument("--print", action="store_true", help="write the SQL for psql, touch nothing")
-    migrate.add_argument("--role", metavar="NAME", help="grant an existing role the least rights that `run` needs")
+    migrate.add_argument(
+        "--role", metavar="NAME", help="grant an existing role the least rights that `run` needs"
+    )
     migrate.add_argument(
         "--writer", metavar="NAME", help="grant an existing role INSERT on the writers' columns, nothing else"
     )
     migrate.add_argument(
-        "--payload", choices=("json", "jsonb", "text", "bytea"), help="the payload column's type (default: json)"
+        "--payload",
+        choices=("json", "jsonb", "text", "bytea"),
+        help="the payload column's type (default: json)",
     )
     migrate.add_argument(
         "--doorbell",
@@ -300,7 +308,9 @@ def _parser() -> argparse.ArgumentParser:
         "(default: with, unless max_prepared_transactions is above 0)",
     )
 
-    check = _add(commands, "check", _check, "preflight: one line per finding, with the mend; exit 4 on an error")
+    check = _add(
+        commands, "check", _check, "preflight: one line per finding, with the mend; exit 4 on an error"
+    )
     check.add_argument("--json", action="store_true", help="one JSON document")
 
     status = _add(commands, "status", _status, "backlog, ages, what is deferred, held and parked, who relays")
@@ -323,10 +333,17 @@ Perform = Callable[[argparse.Namespace, _Console], int]
 
 
 def _add(
-    commands: argparse._SubParsersAction[argparse.ArgumentParser], name: str, perform: Perform | None, text: str
+    commands: argparse._SubParsersAction[argparse.ArgumentParser],
+    name: str,
+    perform: Perform | None,
+    text: str,
 ) -> argparse.ArgumentParser:
     parser = commands.add_parser(
-        name, help=text, description=f"{text[0].upper()}{text[1:]}.", epilog=EPILOG, allow_abbrev=False,
+        name,
+        help=text,
+        description=f"{text[0].upper()}{text[1:]}.",
+        epilog=EPILOG,
+        allow_abbrev=False,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--version", action="version", version=f"relay {__version__}")

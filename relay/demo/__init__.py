@@ -1,8 +1,10 @@
 """`relay demo`: the whole path on throwaway servers, a relay killed midway, and a verdict.
 
-    orders DB -> outbox -> relay (killed, restarted) -> exchange -> queue -> consumer (crashed once) -> inventory DB
+    orders DB -> outbox -> relay (killed, restarted) -> exchange -> queue -> consumer (crashed once) ->
+    inventory DB
 
-Everything is private and removed at the end, also on Ctrl-C: the servers, their directories, the relay's process.
+Everything is private and removed at the end, also on Ctrl-C: the servers, their directories, the relay's
+process.
 """
 
 from __future__ import annotations
@@ -25,7 +27,9 @@ from relay.servers import PostgresServer, RabbitServer, free_port
 __all__ = ["Line", "RelayFailed", "Verdict", "run"]
 
 TRADE_S: Final = 9.0
-"""How long the writers write; with servers, drain and verdict the demo stays well below a minute on two cores."""
+"""How long the writers write; with servers, drain and verdict the demo stays well below a minute on two
+cores.
+"""
 
 KILL_AFTER_PUBLISHED: Final = 1_500
 SCENE_TIMEOUT_S: Final = 45.0
@@ -36,8 +40,8 @@ Say = Callable[[str], None]
 async def run(step: Say, gauge: Say) -> Verdict:
     """Play it all. `step` is told what begins, `gauge` the numbers, several times a second.
 
-    Raises ServersUnavailable, ServerFailed, RelayFailed, or CheckFailed when something that had to happen did not
-    happen in time. A cancellation (SIGINT, SIGTERM) cleans up like an end.
+    Raises ServersUnavailable, ServerFailed, RelayFailed, or CheckFailed when something that had to happen
+    did not happen in time. A cancellation (SIGINT, SIGTERM) cleans up like an end.
     """
     began = time.monotonic()
     loop, task = asyncio.get_running_loop(), asyncio.current_task()
@@ -149,8 +153,9 @@ class _Demo:
         while True:
             arrived, distinct = len(self._stock.arrivals), len(self._stock.distinct)
             self._gauge(
-                f"        committed {len(self._shop.committed):,}  rolled back {len(self._shop.rolled_back):,}"
-                f"  delivered {distinct:,}  duplicates {arrived - distinct:,}"
+                f"        committed {len(self._shop.committed):,}"
+                f"  rolled back {len(self._shop.rolled_back):,}  delivered {distinct:,}  duplicates
+                {arrived - distinct:,}"
             )
             await asyncio.sleep(0.2)
 
@@ -183,7 +188,7 @@ async def _at_once(value: bool) -> bool:
 
 def _first(failures: BaseExceptionGroup[BaseException]) -> BaseException:
     """The failure that explains: ours before the libraries'."""
-    leaves: list[BaseException] = []
-    for failure in failures.exceptions:
-        leaves.append(_first(failure) if isinstance(failure, BaseExceptionGroup) else failure)
+    leaves = [
+        _first(failure) if isinstance(failure, BaseExceptionGroup) else failure for failure in failures.exceptions
+    ]
     return next((leaf for leaf in leaves if isinstance(leaf, RelayError)), leaves[0])

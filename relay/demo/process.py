@@ -31,8 +31,12 @@ def environment(settings: Mapping[str, str]) -> dict[str, str]:
 async def command(settings: Mapping[str, str], *arguments: str) -> str:
     """Run `relay` with these arguments to its end. Raises RelayFailed when its exit code is not 0."""
     process = await asyncio.create_subprocess_exec(
-        *_program(), *arguments, env=environment(settings), stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+        *_program(),
+        *arguments,
+        env=environment(settings),
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
     )
     try:
         output, _ = await process.communicate()
@@ -65,7 +69,12 @@ class RelayProcess:
         """Returns when /readyz says 200. Raises RelayFailed."""
         with self._log.open("ab") as log:
             self._process = await asyncio.create_subprocess_exec(
-                *_program(), "run", env=self._environment, stdin=subprocess.DEVNULL, stdout=log, stderr=log,
+                *_program(),
+                "run",
+                env=self._environment,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
                 start_new_session=True,
             )
         self._guard = _guard(self._process.pid)

@@ -1,7 +1,8 @@
 """The demo's producer: a small order service that writes business rows and events in one transaction.
 
-Several connections work at once, on the same orders; a row's lock makes the transactions of one order follow each
-other, so that the versions of an order are the order that must arrive. Some transactions are rolled back.
+Several connections work at once, on the same orders; a row's lock makes the transactions of one order follow
+each other, so that the versions of an order are the order that must arrive. Some transactions are rolled
+back.
 """
 
 from __future__ import annotations
@@ -18,7 +19,8 @@ from relay.demo.verdict import Event
 
 WRITERS: Final = 4
 IMPORTS: Final = 5
-"""Transactions with which each writer begins, of ORDERS_PER_IMPORT orders with their whole life: a backlog."""
+"""Transactions with which each writer begins, of ORDERS_PER_IMPORT orders with their whole life: a backlog.
+"""
 ORDERS_PER_IMPORT: Final = 100
 LIFE: Final = ("order.created", "order.paid", "order.picked", "order.packed", "order.shipped")
 ROLLBACK_SHARE: Final = 0.1
@@ -51,7 +53,9 @@ class Shop:
         self.rolled_back: set[str] = set()
 
     async def trade(self, seconds: float) -> None:
-        """Import a stock of orders, then change some until the time is over. Raises asyncpg's errors as they are."""
+        """Import a stock of orders, then change some until the time is over. Raises asyncpg's errors as they
+        are.
+        """
         until = asyncio.get_running_loop().time() + seconds
         async with asyncio.TaskGroup() as group:
             for _ in range(WRITERS):

@@ -1,8 +1,8 @@
 """The demo's consumer: an inventory service that applies each event once.
 
 The inbox row and the business change commit together; messages are acknowledged after that COMMIT, so a crash
-between the two brings them again and the inbox knows them. One such crash is played: the connection is dropped with
-committed, unacknowledged messages.
+between the two brings them again and the inbox knows them. One such crash is played: the connection is
+dropped with committed, unacknowledged messages.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ _APPLY: Final = """
         SELECT $1, m FROM unnest($2::text[]) m
         ON CONFLICT DO NOTHING RETURNING message_id),
     effects AS (
-        SELECT o AS order_id, count(*) AS n FROM fresh JOIN unnest($2::text[], $3::text[]) t(m, o) ON m = message_id
-        GROUP BY o)
+        SELECT o AS order_id, count(*) AS n
+        FROM fresh JOIN unnest($2::text[], $3::text[]) t(m, o) ON m = message_id GROUP BY o)
     INSERT INTO stock AS s (order_id, applied) SELECT order_id, n FROM effects
     ON CONFLICT (order_id) DO UPDATE SET applied = s.applied + excluded.applied
 """

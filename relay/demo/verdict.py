@@ -1,6 +1,7 @@
 """What the demo saw, and whether the guarantees held. Pure: evidence in, a table out.
 
-Order is judged on first copies only: a copy that arrives again late is a duplicate, which at-least-once allows.
+Order is judged on first copies only: a copy that arrives again late is a duplicate, which at-least-once
+allows.
 """
 
 from __future__ import annotations
@@ -23,9 +24,9 @@ class Event:
 class Evidence:
     """Everything that the verdict rests on.
 
-    `committed` is read back from the producer's database, `acknowledged` is what the writers were told. `arrivals`
-    holds every copy in the order in which the consumer received it, those that the broker delivered again left out.
-    `effects` counts the changes of the consumer's database, by order.
+    `committed` is read back from the producer's database, `acknowledged` is what the writers were told.
+    `arrivals` holds every copy in the order in which the consumer received it, those that the broker
+    delivered again left out. `effects` counts the changes of the consumer's database, by order.
     """
 
     committed: Sequence[Event]
@@ -71,7 +72,9 @@ def judge(evidence: Evidence) -> Verdict:
     overtaken = overtakings(evidence.committed, evidence.arrivals)
     wrong_effects = _difference(Counter(event.order for event in evidence.committed), evidence.effects)
     lines = (
-        Line("events committed", _count(len(committed)), committed == evidence.acknowledged and bool(committed)),
+        Line(
+            "events committed", _count(len(committed)), committed == evidence.acknowledged and bool(committed)
+        ),
         Line("events rolled back", _count(len(evidence.rolled_back))),
         Line("rolled back, yet published", _count(len(phantoms)), not phantoms),
         Line("relay killed with SIGKILL", _count(evidence.kills), evidence.kills > 0),

@@ -1,0 +1,33 @@
+"""`relay check`: the preflight. Looks at both servers as `run` will use them and changes nothing."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+
+from relay.config import Config
+from relay.preflight import broker, database, management
+from relay.preflight.finding import Finding, Level, warning
+
+__all__ = ["Finding", "Level", "as_document", "check"]
+
+
+async def check(config: Config, warnings: Sequence[str] = ()) -> list[Finding]:
+    """Every finding, in a stable order; the configuration's own `warnings` come first. Raises nothing of the
+    servers'.
+    """
+    parts = await asyncio.gather(database.check(config), broker.check(config), management.check(config))
+    return [warning("configuration", text) for text in warnings] + [
+        finding for part in parts for finding in part
+    ]
+
+
+def as_document(findings: Sequence[Finding]) -> dict[str, object]:
+    """The JSON document; its keys are stable."""
+    return {
+        "ok": all(finding.level is not Level.ERROR for finding in findings),
+        "findings": [
+            {"check": finding.check, "level": finding.level.value, "text": finding.text, "mend": finding.mend}
+            for finding in findings
+        ],
+    }

@@ -1,0 +1,71 @@
+"""The preflight's look at the broker: each URL is opened the way `run` does it, up to the verified exchange."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+
+from relay.broker.amqp import AmqpBroker
+from relay.config import Config
+from relay.core.ports import Closed, Returned
+from relay.errors import BrokerError, ExchangeMissing, RelayError
+from relay.message import PayloadType, Row
+from relay.preflight.finding import Finding, Level, error, not_checked, ok, warning
+from relay.route import Router
+from relay.urls import amqp_address
+
+
+async def check(config: Config) -> list[Finding]:
+    """A finding a URL, and one about the exchange. While one URL works the others are warnings."""
+    try:
+        urls = config.amqp_urls()
+    except RelayError as failure:
+        return [error("broker", failure.message, failure.hint)]
+    router = Router(config.exchange, config.routing_key)
+    outcomes = [(url, await _open(url, router)) for url in urls]
+    works = any(failure is None or isinstance(failure, ExchangeMissing) for _, failure in outcomes)
+    findings = [_connection(url, failure, works=works) for url, failure in outcomes]
+    exchange = router.constant_exchange
+    missing = next((failure for _, failure in outcomes if isinstance(failure, ExchangeMissing)), None)
+    if exchange is None:
+        findings.append(not_checked("exchange", f"RELAY_EXCHANGE={config.exchange} depends on each row"))
+    elif missing is not None:
+        mend = f"declare it, such as: rabbitmqadmin declare exchange name={exchange} type=topic durable=true"
+        findings.append(error("exchange", missing.message, mend))
+    elif works:
+        findings.append(ok("exchange", f"{exchange} exists"))
+    else:
+        findings.append(not_checked("exchange", "no broker answers"))
+    return findings
+
+
+def _connection(url: str, failure: BrokerError | None, *, works: bool) -> Finding:
+    if failure is None or isinstance(failure, ExchangeMissing):
+        return ok("broker", amqp_address(url))
+    mend = failure.hint or "look at RELAY_AMQP_URL and the broker"
+    level = warning if works else error
+    finding = level("broker", failure.message, mend)
+    assert finding.level is not Level.OK
+    return finding
+
+
+async def _open(url: str, router: Router) -> BrokerError | None:
+    broker = AmqpBroker(lambda: [url], router, database_now=time.time, connection_name="outbox-relay check")
+    try:
+        link = await broker.connect(_Silence(), PayloadType.JSON)
+    except BrokerError as failure:
+        return failure
+    await link.close()
+    return None
+
+
+class _Silence:
+    """Listens to a link on which nothing is published."""
+
+    def on_acked(self, rows: Sequence[Row]) -> None: ...
+    def on_nacked(self, rows: Sequence[Row]) -> None: ...
+    def on_returned(self, returned: Sequence[Returned]) -> None: ...
+    def on_blocked(self, reason: str) -> None: ...
+    def on_unblocked(self) -> None: ...
+    def on_writable(self) -> None: ...
+    def on_closed(self, lost: Sequence[Row], closed: Closed, error: str) -> None: ...
