@@ -32,13 +32,13 @@ if TYPE_CHECKING:
 WATCH_INTERVAL_S: Final = 2.0
 
 EPILOG: Final = """\
-Settings come from the environment: RELAY_DATABASE_URL, RELAY_AMQP_URL ... (docs/configuration.md has them
-all). Exit codes: 0 done, 1 failed, 2 configuration or usage, 3 schema incompatible, 4 the command's own "no".
+Settings come from the environment: RELAY_DATABASE_URL, RELAY_AMQP_URL ... (docs/configuration.md has all).
+Exit codes: 0 done, 1 failed, 2 configuration or usage, 3 schema incompatible, 4 the command's own "no".
 """
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command and return its exit code; `argv` is without the program's name (default: the process's)."""
+    """Run one command and return its exit code; `argv` is without the program's name."""
     console = _Console(os.environ)
     options = _parser().parse_args(argv)
     try:
@@ -51,7 +51,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         console.note("interrupted")
         return 1
     except BrokenPipeError:
-        # Whoever read the output has seen enough. The interpreter's own flush at exit must not complain either.
+        # Whoever read the output has seen enough; the interpreter's own flush at exit must not complain.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
     except Exception as error:  # noqa: BLE001 - the outermost place: reported as a fault of ours
@@ -61,7 +61,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 class _Console:
-    """Where a command's words go, and what it knows of the environment. Secrets are redacted once they are known."""
+    """Where a command's words go, and its environment. Secrets are redacted once they are known."""
 
     def __init__(self, environ: Mapping[str, str]) -> None:
         self.environ = environ

@@ -154,8 +154,8 @@ class _Demo:
             arrived, distinct = len(self._stock.arrivals), len(self._stock.distinct)
             self._gauge(
                 f"        committed {len(self._shop.committed):,}"
-                f"  rolled back {len(self._shop.rolled_back):,}  delivered {distinct:,}  duplicates
-                {arrived - distinct:,}"
+                f"  rolled back {len(self._shop.rolled_back):,}"
+                f"  delivered {distinct:,}  duplicates {arrived - distinct:,}"
             )
             await asyncio.sleep(0.2)
 
@@ -188,7 +188,5 @@ async def _at_once(value: bool) -> bool:
 
 def _first(failures: BaseExceptionGroup[BaseException]) -> BaseException:
     """The failure that explains: ours before the libraries'."""
-    leaves = [
-        _first(failure) if isinstance(failure, BaseExceptionGroup) else failure for failure in failures.exceptions
-    ]
+    leaves = [_first(leaf) if isinstance(leaf, BaseExceptionGroup) else leaf for leaf in failures.exceptions]
     return next((leaf for leaf in leaves if isinstance(leaf, RelayError)), leaves[0])

@@ -45,7 +45,7 @@ async def declare_topology(amqp_url: str) -> None:
 
 
 class Stock:
-    """`arrivals`: ids of the copies received, in order; what the broker delivered again is in `redeliveries`."""
+    """`arrivals`: ids of the copies received, in order, but for those the broker delivered again."""
 
     def __init__(self, database_url: str, amqp_url: str) -> None:
         self._database_url = database_url

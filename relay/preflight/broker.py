@@ -1,4 +1,4 @@
-"""The preflight's look at the broker: each URL is opened the way `run` does it, up to the verified exchange."""
+"""The preflight's look at the broker: each URL is opened as by `run`, up to the verified exchange."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The preflight's look at PostgreSQL: the connection, the clock, the schema and what the current role may do."""
+"""The preflight's look at PostgreSQL: connection, clock, schema and what the current role may do."""
 
 from __future__ import annotations
 

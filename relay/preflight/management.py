@@ -152,14 +152,14 @@ def _permissions(api: _Api, vhost: str, user: str, exchange: str) -> Iterator[Fi
     if granted is None:
         yield error(
             "permissions",
-            f"{user} has none in the vhost {vhost}",
-            f"rabbitmqctl set_permissions -p {vhost} {user} …",
+            f"the user has none in the vhost {vhost}",
+            f"rabbitmqctl set_permissions -p {vhost} USER …",
         )
     elif not _matches(granted["write"], exchange):
-        mend = f"let the write pattern of `rabbitmqctl set_permissions -p {vhost} {user}` match it"
-        yield error("permissions", f"{user} may not write to {exchange}", mend)
+        mend = f"let the write pattern of `rabbitmqctl set_permissions -p {vhost} USER` match it"
+        yield error("permissions", f"the user may not write to {exchange}", mend)
     else:
-        yield ok("permissions", f"{user} may write to {exchange}")
+        yield ok("permissions", f"the user may write to {exchange}")
 
 
 def _matches(pattern: str, name: str) -> bool:
