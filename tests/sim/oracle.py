@@ -165,6 +165,10 @@ class Oracle:
             self.blame(f"I2: {relay} marked {id_} (seq {seq}), which nobody committed")
         elif entry.accepted == 0:
             self.blame(f"I1: {relay} marked {id_} (seq {seq}) sent; no copy of it was confirmed and kept")
+        elif not any(
+            each.relay == relay and each.outcome == Outcome.ACKED for each in self.publications.get(id_, ())
+        ):
+            self.blame(f"I1: {relay} marked {id_} (seq {seq}) sent; it heard no confirm of its own publish")
 
     def setback(self, relay: str, id_: str, aside: Aside, attempts: int) -> None:
         entry = self.entries[id_]

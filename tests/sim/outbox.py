@@ -503,7 +503,7 @@ class FakeOutbox:
             waited += 0.01
 
     async def leave(self) -> None:
-        return await self._call("leave", "keeper", at_once(lambda: self._leave()))
+        return await self._call("leave", "keeper", at_once(self._leave))
 
     def _leave(self) -> None:
         self.database.put_relay(self.instance, None)
@@ -664,7 +664,7 @@ class FakeOutbox:
                 database.bell_waiter = None
 
     async def disarm(self) -> None:
-        return await self._call("disarm", "reader", at_once(lambda: self._disarm()))
+        return await self._call("disarm", "reader", at_once(self._disarm))
 
     def _disarm(self) -> None:
         database = self.database
@@ -694,7 +694,7 @@ class FakeOutbox:
         return min(limit, len(old))
 
     async def backlog(self) -> Backlog:
-        return await self._call("backlog", "reader", at_once(lambda: self._backlog()))
+        return await self._call("backlog", "reader", at_once(self._backlog))
 
     def _backlog(self) -> Backlog:
         database = self.database

@@ -1,0 +1,375 @@
+"""A fake RabbitMQ: one exchange, one queue log; confirms, returns, nacks, alarms, cuts, silence.
+
+Owns: which copies reached the queue (`Oracle.log`) and what the broker said of each. A link is a pipe:
+what `publish` wrote arrives a latency later, in order; each message is then kept, returned or nacked; its
+confirm follows, alone or under a covering `multiple`, in any order of tags. A cut loses the rest of the
+pipe and whatever was said and not heard; the copies that had arrived stay in the queue.
+
+The routing key is the row's event type: without a route while in `unroutable` (mandatory: returned);
+`invalid` cannot be encoded. A listener is never called from within `publish`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import collections
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from relay.core.ports import Closed, LinkListener, Publication, Rejection, Returned
+from relay.errors import BrokerUnavailable, ExchangeMissing
+from relay.message import PayloadType, Row, State
+
+from . import oracle as judge
+from .database import EPOCH_S
+from .loop import OUTSIDE, Process, VirtualLoop
+from .oracle import History, Oracle, Outcome
+
+Span = tuple[float, float]
+
+
+@dataclass(slots=True)
+class BrokerOptions:
+    """Latencies in seconds, shares from 0 to 1."""
+
+    latency: Span = (0.001, 0.001)
+    confirm: Span = (0.001, 0.001)
+    nacks: float = 0.0
+    nacked_and_kept: float = 0.3
+    multiple: float = 0.5
+    pipe_rows: int = 100_000
+    cut_noticed: Span = (0.0, 0.0)
+
+
+@dataclass(slots=True, eq=False)
+class Message:
+    """A published row on its way. `verdict`: acked, nacked or returned, once the broker has decided."""
+
+    tag: int
+    row: Row
+    publication: judge.Publication
+    verdict: str = ""
+    error: str = ""
+
+
+@dataclass(slots=True)
+class Rabbit:
+    """The broker itself, shared by all relays."""
+
+    loop: VirtualLoop
+    random: random.Random
+    oracle: Oracle
+    history: History
+    options: BrokerOptions
+    unroutable: set[str] = field(default_factory=set)
+    is_up: bool = True
+    has_exchange: bool = True
+    is_blocked: bool = False
+    is_mute: bool = False
+    links: list[FakeLink] = field(default_factory=list)
+    scripted: collections.deque[str] = field(default_factory=collections.deque)
+    """Verdicts for the next messages, in order: `acked`, `nacked` or `returned`; then by chance."""
+
+    def draw(self, span: Span) -> float:
+        return span[0] if span[0] == span[1] else self.random.uniform(*span)
+
+    def block(self, on: bool) -> None:
+        """A resource alarm: nothing is taken from publishing connections, which hear of it."""
+        self.is_blocked = on
+        self.history.note("broker", "blocks" if on else "unblocks")
+        for link in self.links:
+            link.hear_of_block(on)
+        self._go_on()
+
+    def mute(self, on: bool) -> None:
+        """Nothing is taken and nothing said, and nobody is told."""
+        self.is_mute = on
+        self.history.note("broker", "mute" if on else "speaks")
+        self._go_on()
+
+    def _go_on(self) -> None:
+        if not self.is_blocked and not self.is_mute:
+            for link in list(self.links):
+                link.serve()
+
+    def go_down(self, down_s: float) -> None:
+        self.is_up = False
+        self.history.note("broker", "is down", f"{down_s:.3f} s")
+        for link in list(self.links):
+            link.cut()
+        self.loop.call_later(down_s, self._come_up, context=OUTSIDE)
+
+    def _come_up(self) -> None:
+        self.is_up = True
+        self.history.note("broker", "is up")
+
+    def route(self, event_type: str, exists: bool) -> None:
+        self.history.note("broker", "binds" if exists else "unbinds", event_type)
+        if exists:
+            self.unroutable.discard(event_type)
+        else:
+            self.unroutable.add(event_type)
+
+
+class FakeBroker:
+    """One relay's way to the broker. `mandatory` is false under RELAY_UNROUTABLE=drop."""
+
+    def __init__(self, rabbit: Rabbit, relay: str, process: Process, *, mandatory: bool = True) -> None:
+        self.rabbit = rabbit
+        self.relay = relay
+        self.process = process
+        self.mandatory = mandatory
+        self.link: FakeLink | None = None
+
+    async def connect(self, listener: LinkListener, payload_type: PayloadType) -> FakeLink:
+        rabbit = self.rabbit
+        await asyncio.sleep(rabbit.draw(rabbit.options.latency))
+        if not rabbit.is_up or self.process.is_dead:
+            raise BrokerUnavailable("connection refused")
+        if not rabbit.has_exchange:
+            raise ExchangeMissing("no exchange 'events'", reply_code=404)
+        self.link = FakeLink(rabbit, self.relay, self.process, listener, mandatory=self.mandatory)
+        rabbit.links.append(self.link)
+        rabbit.history.note(self.relay, "connects")
+        if rabbit.is_blocked:
+            self.link.hear_of_block(True)
+        return self.link
+
+    def vanish(self) -> None:
+        """The process was killed: what lies in the socket may still arrive, nobody hears the answer."""
+        if self.link is not None:
+            self.link.vanish()
+
+
+class FakeLink:
+    def __init__(
+        self, rabbit: Rabbit, relay: str, process: Process, listener: LinkListener, *, mandatory: bool
+    ) -> None:
+        self._rabbit = rabbit
+        self._relay = relay
+        self._process = process
+        self._listener = listener
+        self._mandatory = mandatory
+        # The client's side.
+        self._in_flight: dict[int, Message] = {}
+        self._by_id: dict[str, Message] = {}
+        self._next_tag = 1
+        self._is_blocked = False
+        self._is_closed = False
+        self._wants_room = False
+        # The server's side.
+        self._pipe: collections.deque[Message] = collections.deque()
+        self._arrived: collections.deque[Message] = collections.deque()
+        self._decided: dict[int, Message] = {}
+        self._is_cut = False
+        self._is_deaf = False
+        self._heard_at = 0.0
+        self._arrives_at = 0.0
+        self._confirms_at = 0.0
+
+    # -------------------------------------------------------- the port
+
+    def publish(self, rows: Sequence[Row]) -> Publication:
+        rabbit = self._rabbit
+        rejected: list[Rejection] = []
+        if self._is_blocked or self._is_closed or self._process.is_dead:
+            return Publication(0, rejected)
+        taken = 0
+        written: list[Message] = []
+        for row in rows:
+            if len(self._pipe) >= rabbit.options.pipe_rows:
+                self._wants_room = True
+                break
+            taken += 1
+            if row.event_type == "invalid":
+                rejected.append(Rejection(row, "invalid", "cannot be encoded"))
+                rabbit.oracle.failed(row.id)
+                continue
+            assert row.is_loaded, f"{row!r} has no body"
+            assert row.id not in self._by_id, f"{row!r} is in flight on this link already"
+            for other in self._in_flight.values():
+                if row.key is not None and other.row.key == row.key and other.row.state != State.FORGOTTEN:
+                    rabbit.oracle.two_of_a_key(self._relay, other.row, row)
+            now = rabbit.loop.time()
+            message = Message(
+                self._next_tag, row, rabbit.oracle.published(self._relay, row, now, EPOCH_S + now)
+            )
+            self._next_tag += 1
+            self._in_flight[message.tag] = message
+            self._by_id[row.id] = message
+            self._pipe.append(message)
+            written.append(message)
+        if written:
+            rabbit.history.note(self._relay, "publishes", [each.row.id for each in written])
+            self._arrives_at = max(
+                rabbit.loop.time() + rabbit.draw(rabbit.options.latency), self._arrives_at + 1e-6
+            )
+            rabbit.loop.call_at(self._arrives_at, self._arrive, len(written), context=OUTSIDE)
+        return Publication(taken, rejected)
+
+    def is_in_flight(self, message_id: str) -> bool:
+        return message_id in self._by_id
+
+    @property
+    def in_flight(self) -> int:
+        return len(self._in_flight)
+
+    async def close(self) -> None:
+        if self._is_closed:
+            return
+        await asyncio.sleep(self._rabbit.draw(self._rabbit.options.latency))
+        self._end_server_side(arrives=True)
+        self._close(Closed.CONNECTION, "closed by the relay")
+
+    # -------------------------------------------------------- the server's side
+
+    def _arrive(self, count: int) -> None:
+        """`count` more messages have reached the server (fewer after a cut: it took them already)."""
+        for _ in range(min(count, len(self._pipe))):
+            self._arrived.append(self._pipe.popleft())
+        self.serve()
+
+    def serve(self) -> None:
+        """Take what has arrived, unless an alarm or silence stops that."""
+        rabbit = self._rabbit
+        if rabbit.is_blocked or rabbit.is_mute:
+            return
+        count = len(self._arrived)
+        while self._arrived:
+            message = self._arrived.popleft()
+            self._decide(message)
+            if not self._is_deaf:
+                self._decided[message.tag] = message
+        if count and not self._is_deaf:
+            self._confirms_at = max(
+                rabbit.loop.time() + rabbit.draw(rabbit.options.confirm), self._confirms_at
+            )
+            rabbit.loop.call_at(self._confirms_at, self._confirm, context=OUTSIDE)
+        if self._wants_room and len(self._pipe) <= rabbit.options.pipe_rows // 2 and not self._is_cut:
+            self._wants_room = False
+            self._hear(self._on_writable)
+
+    def _decide(self, message: Message) -> None:
+        rabbit = self._rabbit
+        row = message.row
+        message.verdict = Outcome.ACKED
+        if rabbit.scripted:
+            message.verdict = rabbit.scripted.popleft()
+        elif row.event_type in rabbit.unroutable:
+            message.verdict = Outcome.RETURNED if self._mandatory else Outcome.ACKED
+        elif rabbit.options.nacks and rabbit.random.random() < rabbit.options.nacks:
+            message.verdict = Outcome.NACKED
+        if message.verdict == Outcome.RETURNED:
+            message.error = "312 NO_ROUTE"
+        elif message.verdict == Outcome.ACKED or rabbit.random.random() < rabbit.options.nacked_and_kept:
+            rabbit.oracle.delivered(self._relay, row, rabbit.loop.time())
+            rabbit.history.note("queue", "gets", f"{row.id} seq {row.seq} from {self._relay}")
+        if message.verdict == Outcome.ACKED:
+            rabbit.oracle.accepted(row.id)
+
+    def _confirm(self) -> None:
+        """Say what is decided: a share of it, as `multiple` up to a tag or one by one in any order."""
+        rabbit = self._rabbit
+        if self._is_cut or rabbit.is_mute or not self._decided:
+            return
+        tags = sorted(self._decided)
+        if rabbit.random.random() < rabbit.options.multiple:
+            said = tags[: rabbit.random.randint(1, len(tags))]
+        else:
+            said = rabbit.random.sample(tags, rabbit.random.randint(1, len(tags)))
+        messages = [self._decided.pop(tag) for tag in said]
+        for message in messages:
+            if message.verdict == Outcome.RETURNED:
+                rabbit.oracle.failed(message.row.id)
+        self._hear(lambda: self._take(messages))
+        if self._decided:
+            rabbit.loop.call_later(rabbit.draw(rabbit.options.confirm), self._confirm, context=OUTSIDE)
+
+    def hear_of_block(self, on: bool) -> None:
+        self._hear(lambda: self._on_block(on))
+
+    def cut(self, noticed_s: float | None = None) -> None:
+        """The connection breaks: a part of the pipe has arrived, the rest has not."""
+        if self._is_cut:
+            return
+        self._end_server_side(arrives=False)
+        rabbit = self._rabbit
+        rabbit.history.note(self._relay, "link cut", f"{len(self._in_flight)} in flight")
+        after = rabbit.draw(rabbit.options.cut_noticed) if noticed_s is None else noticed_s
+        self._hear(lambda: self._close(Closed.CONNECTION, "connection reset"), after)
+
+    def vanish(self) -> None:
+        if not self._is_cut:
+            self._end_server_side(arrives=False)
+
+    def _end_server_side(self, *, arrives: bool) -> None:
+        rabbit = self._rabbit
+        self._is_cut = self._is_deaf = True
+        if self in rabbit.links:
+            rabbit.links.remove(self)
+        left = len(self._pipe) if arrives else rabbit.random.randint(0, len(self._pipe))
+        late = rabbit.draw(rabbit.options.latency) if rabbit.random.random() < 0.5 else 0.0
+        while len(self._pipe) > left:
+            self._pipe.pop()
+        self._decided.clear()
+        rabbit.loop.call_later(late, self._arrive, left, context=OUTSIDE)
+
+    # -------------------------------------------------------- the client's side
+
+    def _hear(self, what: Callable[[], None], after_s: float = 0.0) -> None:
+        """Something reaches the client, in the order in which it was said."""
+        rabbit = self._rabbit
+        latency = rabbit.draw(rabbit.options.latency)
+        self._heard_at = max(rabbit.loop.time() + latency + after_s, self._heard_at + 1e-6)
+        rabbit.loop.call_at(self._heard_at, what, context=self._process.context)
+
+    def _take(self, messages: list[Message]) -> None:
+        if self._is_closed:
+            return
+        groups: list[tuple[str, list[Message]]] = []
+        for message in messages:
+            del self._in_flight[message.tag]
+            del self._by_id[message.row.id]
+            message.publication.outcome = message.verdict
+            if not groups or groups[-1][0] != message.verdict:
+                groups.append((message.verdict, []))
+            groups[-1][1].append(message)
+        for verdict, group in groups:
+            rows = [each.row for each in group]
+            self._rabbit.history.note(self._relay, f"hears {verdict}", [row.id for row in rows])
+            if verdict == Outcome.ACKED:
+                self._listener.on_acked(rows)
+            elif verdict == Outcome.NACKED:
+                self._listener.on_nacked(rows)
+            else:
+                self._listener.on_returned(
+                    [Returned(each.row, each.error, "events", each.row.event_type) for each in group]
+                )
+
+    def _on_block(self, on: bool) -> None:
+        if self._is_closed or self._is_blocked == on:
+            return
+        self._is_blocked = on
+        if on:
+            self._listener.on_blocked("low on memory")
+        else:
+            self._listener.on_unblocked()
+            self._listener.on_writable()
+
+    def _on_writable(self) -> None:
+        if not self._is_closed:
+            self._listener.on_writable()
+
+    def _close(self, closed: Closed, error: str) -> None:
+        if self._is_closed:
+            return
+        self._is_closed = True
+        lost = list(self._in_flight.values())
+        for message in lost:
+            message.publication.outcome = Outcome.LOST
+        self._in_flight.clear()
+        self._by_id.clear()
+        rows = [message.row for message in lost]
+        self._rabbit.history.note(self._relay, "link closed", f"lost {[row.id for row in rows]}")
+        self._listener.on_closed(rows, closed, error)
