@@ -1,0 +1,1 @@
+"""End to end: the installed command against real servers."""

@@ -1,0 +1,293 @@
+"""Commands, exit codes and what they say, through the installed command."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import subprocess
+from collections.abc import Mapping
+
+import aio_pika
+import asyncpg
+import pytest
+
+from relay import __version__
+from relay.servers import PostgresServer, RabbitServer, free_port
+from tests.e2e.conftest import COMMAND, Site, command, environment
+
+COMMANDS = ("run", "migrate", "check", "status", "demo", "inbox migrate")
+
+
+async def _command(*arguments: str, settings: Mapping[str, str]) -> subprocess.CompletedProcess[str]:
+    return await asyncio.to_thread(lambda: command(*arguments, settings=settings))
+
+
+# ---------------------------------------------------------------- usage
+
+
+def test_version_and_help() -> None:
+    assert command("--version").stdout == f"relay {__version__}\n"
+    text = command("--help").stdout
+    assert all(name.split()[0] in text for name in COMMANDS)
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_every_command_has_version_and_help(name: str) -> None:
+    for option in ("--version", "--help"):
+        done = command(*name.split(), option)
+        assert (done.returncode, done.stderr) == (0, "")
+        assert "relay" in done.stdout
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [(), ("nope",), ("run", "--fast"), ("inbox",), ("migrate", "--payload", "xml"), ("status", "x")],
+)
+def test_wrong_usage_exits_2(arguments: tuple[str, ...]) -> None:
+    done = command(*arguments)
+    assert done.returncode == 2
+    assert done.stderr.startswith("usage: relay")
+    assert "Traceback" not in done.stderr
+
+
+# ---------------------------------------------------------------- configuration
+
+
+@pytest.mark.parametrize("name", ["run", "migrate", "check", "status", "inbox migrate"])
+def test_missing_settings_exit_2_and_are_named(name: str) -> None:
+    done = command(*name.split())
+    assert done.returncode == 2
+    expected = "RELAY_INBOX_DATABASE_URL" if name == "inbox migrate" else "RELAY_DATABASE_URL"
+    assert expected in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_all_configuration_errors_at_once() -> None:
+    settings = {
+        "RELAY_DATABASE_URL": "mysql://me:hunter2secret@db/x",
+        "RELAY_LEASE": "soon",
+        "RELAY_MAX_BYTES": "-1",
+        "RELAY_ORDERING": "random",
+    }
+    done = command("run", settings=settings)
+    assert done.returncode == 2
+    for variable in (
+        "RELAY_DATABASE_URL",
+        "RELAY_AMQP_URL",
+        "RELAY_LEASE",
+        "RELAY_MAX_BYTES",
+        "RELAY_ORDERING",
+    ):
+        assert variable in done.stderr
+    assert "hunter2secret" not in done.stderr + done.stdout
+
+
+def test_a_command_looks_only_at_its_own_settings() -> None:
+    done = command("migrate", "--print", settings={"RELAY_LEASE": "soon"})
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "CREATE TABLE" in done.stdout
+
+
+def test_file_sink_is_a_clear_refusal() -> None:
+    settings = {
+        "RELAY_DATABASE_URL": "postgresql://x@127.0.0.1/x",
+        "RELAY_SINK": "file",
+        "RELAY_SINK_PATH": "-",
+    }
+    done = command("run", settings=settings)
+    assert done.returncode == 2
+    assert "RELAY_SINK" in done.stderr
+
+
+@pytest.mark.parametrize("name", ["migrate", "status"])
+def test_unreachable_database_exits_1_in_one_line(name: str) -> None:
+    settings = {"RELAY_DATABASE_URL": f"postgresql://me:s3cretword@127.0.0.1:{free_port()}/x"}
+    done = command(name, settings=settings)
+    assert done.returncode == 1
+    assert len(done.stderr.splitlines()) <= 2
+    assert "Traceback" not in done.stderr
+    assert "s3cretword" not in done.stderr
+
+
+def test_closed_pipe_is_no_traceback() -> None:
+    reader, writer = os.pipe()
+    os.close(reader)
+    try:
+        process = subprocess.run(
+            [*COMMAND, "migrate", "--print"],
+            env=environment({}),
+            stdout=writer,
+            stderr=subprocess.PIPE,
+            check=False,
+        )
+    finally:
+        os.close(writer)
+    assert process.returncode == 1
+    assert process.stderr == b""
+
+
+# ---------------------------------------------------------------- migrate, status, check
+
+
+async def test_migrate_is_idempotent_and_says_what_it_did(database_url: str) -> None:
+    settings = {"RELAY_DATABASE_URL": database_url}
+    first = await _command("migrate", settings=settings)
+    second = await _command("migrate", settings=settings)
+    assert (first.returncode, second.returncode) == (0, 0)
+    assert "created" in first.stdout
+    assert "up to date" in second.stdout
+
+
+async def test_migrate_refuses_a_foreign_table(database_url: str) -> None:
+    connection = await asyncpg.connect(database_url)
+    await connection.execute("CREATE TABLE outbox (id int)")
+    await connection.close()
+    done = await _command("migrate", settings={"RELAY_DATABASE_URL": database_url})
+    assert done.returncode == 1
+    assert "did not create" in done.stderr
+
+
+async def test_inbox_migrate(database_url: str) -> None:
+    settings = {"RELAY_INBOX_DATABASE_URL": database_url}
+    for _ in range(2):
+        assert (await _command("inbox", "migrate", settings=settings)).returncode == 0
+    connection = await asyncpg.connect(database_url)
+    await connection.execute("INSERT INTO processed_messages (consumer_name, message_id) VALUES ('c', 'm')")
+    await connection.close()
+
+
+async def test_status_counts_the_states(site: Site) -> None:
+    await site.insert_many(3, 3)
+    await site.insert("late", available_at=await site.database.fetchval("SELECT now() + interval '1 hour'"))
+    await site.database.execute(
+        "INSERT INTO outbox (id, event_type, aggregate_id, aside, holds, failure_class, due_at, attempts)"
+        " OVERRIDING USER VALUE VALUES ('p', 'ok.x', 'k', 'parked', true, 'unroutable', NULL, 5),"
+        " ('h', 'ok.x', 'k', 'held', true, NULL, NULL, 0),"
+        " ('d', 'ok.x', 'j', 'deferred', true, 'unroutable', now() + interval '1 minute', 1)"
+    )
+    done = await _command("status", "--json", settings=site.settings)
+    assert done.returncode == 0, done.stderr
+    status = json.loads(done.stdout)
+    assert status["backlog_rows"] == 5
+    assert status["pending_rows"] == 3
+    assert status["scheduled_rows"] == 1
+    assert status["deferred_rows"] == 1
+    assert (status["held_rows"], status["held_keys"]) == (1, 1)
+    assert (status["parked_rows"], status["parked_by_class"]) == (1, {"unroutable": 1})
+    assert status["oldest_pending_age_seconds"] >= 0
+    assert status["relays"] == []
+    text = (await _command("status", settings=site.settings)).stdout
+    assert "parked" in text
+    assert "unroutable 1" in text
+
+
+async def test_status_without_a_schema_names_the_command(database_url: str) -> None:
+    done = await _command("status", settings={"RELAY_DATABASE_URL": database_url})
+    assert done.returncode == 1
+    assert "relay migrate" in done.stderr
+
+
+async def test_status_watch_ends_on_interrupt(site: Site) -> None:
+    process = await asyncio.create_subprocess_exec(
+        *COMMAND,
+        "status",
+        "--watch",
+        env=environment(site.settings),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    )
+    assert process.stdout is not None
+    async with asyncio.timeout(20):
+        await process.stdout.readuntil(b"relays")
+        process.send_signal(signal.SIGINT)
+        _, stderr = await process.communicate()
+    assert (process.returncode, stderr) == (0, b"")
+
+
+async def test_check_passes_on_a_good_site(site: Site, rabbit_server: RabbitServer) -> None:
+    settings = {**site.settings, "RELAY_MANAGEMENT_URL": rabbit_server.management_url}
+    done = await _command("check", "--json", settings=settings)
+    assert done.returncode == 0, done.stdout + done.stderr
+    document = json.loads(done.stdout)
+    assert document["ok"] is True
+    levels = {finding["check"]: finding["level"] for finding in document["findings"]}
+    assert {levels[name] for name in ("database", "schema", "rights", "broker", "exchange", "routes")} == {
+        "ok"
+    }
+
+
+async def test_check_without_management_says_what_nobody_looked_at(site: Site) -> None:
+    done = await _command("check", settings=site.settings)
+    assert done.returncode == 0
+    assert any(line.startswith("not checked  routes") for line in done.stdout.splitlines())
+
+
+async def test_check_finds_what_is_missing(database_url: str, amqp_url: str) -> None:
+    done = await _command("check", settings={"RELAY_DATABASE_URL": database_url, "RELAY_AMQP_URL": amqp_url})
+    assert done.returncode == 4
+    errors = [line for line in done.stdout.splitlines() if line.startswith("error")]
+    assert any("relay migrate" in line for line in errors)
+    assert any("'events'" in line and "declare it" in line for line in errors)
+
+
+async def test_check_reports_both_servers_unreachable() -> None:
+    settings = {
+        "RELAY_DATABASE_URL": f"postgresql://me:s3cretword@127.0.0.1:{free_port()}/x",
+        "RELAY_AMQP_URL": f"amqp://me:s3cretword@127.0.0.1:{free_port()}/",
+    }
+    done = await _command("check", settings=settings)
+    assert done.returncode == 4
+    assert {line.split()[1] for line in done.stdout.splitlines() if line.startswith("error")} == {
+        "database",
+        "broker",
+    }
+    assert "s3cretword" not in done.stdout + done.stderr
+
+
+async def test_check_finds_missing_rights_and_hidden_rows(
+    site: Site, postgres_server: PostgresServer
+) -> None:
+    role = f"weak_{os.getpid()}"
+    await site.database.execute(
+        f"CREATE ROLE {role} LOGIN; GRANT SELECT ON outbox, outbox_meta, outbox_shard TO {role}"
+    )
+    await site.database.execute("ALTER TABLE outbox ENABLE ROW LEVEL SECURITY")
+    name = site.database_url.rpartition("/")[2]
+    settings = {**site.settings, "RELAY_DATABASE_URL": postgres_server.url(name, user=role)}
+    done = await _command("check", settings=settings)
+    assert done.returncode == 4
+    errors = {" ".join(line.split()[1:3]) for line in done.stdout.splitlines() if line.startswith("error")}
+    assert any(text.startswith("rights") for text in errors), done.stdout
+    assert any(text == "row security" for text in errors), done.stdout
+    await site.database.execute(f"DROP OWNED BY {role}; DROP ROLE {role}")
+
+
+async def test_check_finds_a_sequence_that_fell_behind(site: Site) -> None:
+    await site.insert_many(5, 1)
+    await site.database.execute("SELECT setval('outbox_seq_seq', 2)")
+    done = await _command("check", settings=site.settings)
+    assert done.returncode == 4
+    assert "setval" in done.stdout
+
+
+async def test_check_names_every_url_of_the_broker(site: Site) -> None:
+    dead = f"amqp://guest:guest@127.0.0.1:{free_port()}/"
+    done = await _command("check", settings={**site.settings, "RELAY_AMQP_URL": f"{dead},{site.amqp_url}"})
+    assert done.returncode == 0
+    assert sum(line.split()[1] == "broker" for line in done.stdout.splitlines()) == 2
+
+
+async def test_check_warns_of_an_exchange_without_routes(site: Site, rabbit_server: RabbitServer) -> None:
+    async with await aio_pika.connect(site.amqp_url) as connection:
+        channel = await connection.channel()
+        await channel.declare_exchange("lonely", aio_pika.ExchangeType.TOPIC, durable=True)
+    settings = {
+        **site.settings,
+        "RELAY_EXCHANGE": "lonely",
+        "RELAY_MANAGEMENT_URL": rabbit_server.management_url,
+    }
+    done = await _command("check", settings=settings)
+    assert done.returncode == 0
+    assert "nothing is bound to lonely" in done.stdout
