@@ -43,6 +43,11 @@ class State(IntEnum):
     FORGOTTEN = 6
     """No longer this relay's row. In flight at that moment, it is an orphan (P3)."""
 
+    @property
+    def is_committed(self) -> bool:
+        """Published or decided: a drain waits for it."""
+        return self is State.IN_FLIGHT or self is State.SETTLING
+
 
 class Row:
     """One row of the outbox.
@@ -84,7 +89,7 @@ class Row:
         self,
         shard: int,
         seq: int,
-        id: str,  # noqa: A002 - the column's name
+        id: str,
         event_type: str,
         *,
         ctid: Ctid | None = None,

@@ -202,6 +202,11 @@ class Metrics:
         self.paused: bool | None = None
         self.last_confirm_timestamp_seconds: float | None = None
 
+    def forget_backlog(self) -> None:
+        """The table cannot be read: its gauges are absent rather than frozen as if fresh."""
+        self.backlog_rows = self.backlog_estimated = self.oldest_pending_age_seconds = None
+        self.deferred_rows = self.parked_rows = self.held_keys = None
+
     @property
     def backpressure_active(self) -> Mapping[str, bool]:
         """By reason, from `backpressure`."""

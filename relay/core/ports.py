@@ -174,9 +174,7 @@ class Settlement:
     scheduled: list[Row] = field(default_factory=list)
 
     def __len__(self) -> int:
-        return (
-            len(self.sent) + len(self.setbacks) + len(self.followers) + len(self.tested) + len(self.scheduled)
-        )
+        return len(self.sent) + len(self.setbacks) + len(self.followers) + len(self.tested) + len(self.scheduled)
 
 
 @dataclass(slots=True)

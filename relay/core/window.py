@@ -131,8 +131,6 @@ class Window:
                     del ids[row.id]
                     settled.append(row)
         if not settled and not returned:
-            raise ProtocolViolation(
-                f"the broker confirmed all up to delivery tag {tag}, of which none is in flight"
-            )
+            raise ProtocolViolation(f"the broker confirmed all up to delivery tag {tag}, of which none is in flight")
         self._low = tag + 1
         return settled, returned

@@ -1,0 +1,526 @@
+"""The rows in memory: one chain per ordering key, and the queue of rows that may go.
+
+Owns every row between the page that brought it and the settlement that ended it, its `State`, and
+what is known of keys that are held. States and their ways:
+
+    admit -> WAITING -> READY -> IN_FLIGHT -> SETTLING -> (finished)
+               |  ^       |        |   |
+               |  |       |        |   +-- nack -> BACKOFF -> READY (its turn permitting)
+               |  |       |        +------ link closed -> READY
+               |  |       +-- cannot be sent, scheduled: SETTLING
+               |  +-- no blocker -- TESTING (its key may be held; H2)
+               +-- the row before it is set aside: SETTLING as `held` (H1)
+
+Invariants: in `strict` at most one row of a key is in flight, and a row goes only when no lower
+unsettled row of its key is here (P1, I3); a row is at most once in the ready queue's live part.
+FORGOTTEN rows are no longer here; one that was in flight is an orphan, its outcome settles
+nothing (P3).
+
+Does not do: encoding, sending, writing decisions, reading clocks.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections import deque
+from collections.abc import Iterable, Sequence
+from heapq import heappop, heappush
+
+from relay.core.ports import SHARDS
+from relay.core.settings import Ordering
+from relay.message import Key, Row, State
+
+_WAITING = State.WAITING
+_READY = State.READY
+_IN_FLIGHT = State.IN_FLIGHT
+_BACKOFF = State.BACKOFF
+_SETTLING = State.SETTLING
+_TESTING = State.TESTING
+_FORGOTTEN = State.FORGOTTEN
+
+HOLDING_KEYS_MAX = 500
+"""Held keys remembered a shard. Above it every row of the shard is tested instead: slower, as
+right, and bounded (I6)."""
+
+
+class _Chain:
+    """The unconfirmed rows of one key, by seq; `flying` of them are in flight."""
+
+    __slots__ = ("flying", "rows")
+
+    def __init__(self, row: Row) -> None:
+        self.rows: list[Row] = [row]
+        self.flying = 0
+
+
+class Chains:
+    """All rows that the relay holds."""
+
+    def __init__(self, ordering: Ordering, inline_bytes: int = 8192) -> None:
+        self._inline_bytes = inline_bytes
+        self._is_ordered = ordering is not Ordering.NONE
+        self._is_strict = ordering is Ordering.STRICT
+        self._rows: dict[int, Row] = {}
+        self._chains: dict[Key, _Chain] = {}
+        self._ready: deque[Row] = deque()
+        self._unlike: list[Row] = []
+        """Ready rows that their lease or an orphan on the link keeps back; offered again."""
+        self._backoff: list[tuple[float, int, Row]] = []
+        self._backing_off = 0
+        self._counts = [0] * SHARDS
+        self._holding: dict[int, dict[Key, int] | None] = {}
+        self.bytes = 0
+        """Payload bytes in memory."""
+        self.large_bytes = 0
+        """Those of them in bodies that were fetched apart (larger than a page carries)."""
+        self.has_orphans = False
+        """A row was forgotten in flight on the present link: ids are looked up before a publish (P1)."""
+        self.wanted: dict[int, Row] = {}
+        """Rows next to go whose bodies were left behind, by seq."""
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def __contains__(self, row: Row) -> bool:
+        return self._rows.get(row.seq) is row
+
+    def rows(self) -> Iterable[Row]:
+        return self._rows.values()
+
+    def count(self, shard: int) -> int:
+        """Rows of the shard in memory."""
+        return self._counts[shard]
+
+    @property
+    def ready(self) -> int:
+        """Rows that may go; an upper bound, for some may have left the queue's live part."""
+        return len(self._ready)
+
+    @property
+    def backing_off(self) -> int:
+        return self._backing_off
+
+    def in_flight_bytes(self) -> int:
+        """Payload bytes published and not yet confirmed."""
+        return sum(row.size for row in self._rows.values() if row.state is _IN_FLIGHT)
+
+    def lowest_unsettled(self) -> dict[int, int]:
+        """Per shard the lowest seq in memory (R5)."""
+        lowest: dict[int, int] = {}
+        for seq, row in self._rows.items():
+            shard = row.shard
+            if shard not in lowest or seq < lowest[shard]:
+                lowest[shard] = seq
+        return lowest
+
+    # ------------------------------------------------------------ held keys
+
+    def set_holding(self, shard: int, keys: Iterable[Key]) -> None:
+        """What a new owner found: the keys of the shard's holding rows."""
+        known: dict[Key, int] | None = dict.fromkeys(keys, -1)
+        if known is not None and len(known) >= HOLDING_KEYS_MAX:
+            known = None
+        self._holding[shard] = known
+
+    def note_holding(self, row: Row, serial: int) -> None:
+        """The row's key is held from the settlement numbered `serial` on."""
+        if row.key is None or not self._is_ordered:
+            return
+        known = self._holding.setdefault(row.shard, {})
+        if known is not None:
+            known[row.key] = serial
+            if len(known) >= HOLDING_KEYS_MAX:
+                self._holding[row.shard] = None
+
+    def on_unblocked(self, row: Row, serial: int) -> bool:
+        """A test in settlement `serial` found no blocker. True: the row joins its chain; false:
+        its key was held since, test again."""
+        if row.state is not _TESTING or row not in self:
+            return True
+        known = self._holding.get(row.shard)
+        if known is not None and row.key is not None:
+            since = known.get(row.key)
+            if since is not None:
+                if since > serial:
+                    return False
+                del known[row.key]
+        row.state = _WAITING
+        self._advance_key(row)
+        return True
+
+    # ------------------------------------------------------------ in
+
+    def admit(self, rows: Iterable[Row], known_until: int | None = None) -> list[Row]:
+        """Take rows read from the table or released from aside; returns those to be tested (H2).
+
+        A row read from the table is tested when its key may be held. One released from aside was the lowest of its
+        key for a query that saw all settlements up to `known_until`: it is tested if its key was held since.
+        A row that is here already (same seq and id) is skipped (R4). Another id under a known seq
+        means that the database lost the old row: it is forgotten (identity).
+        """
+        to_test: list[Row] = []
+        known = self._rows
+        chains = self._chains
+        counts = self._counts
+        holding = self._holding
+        for row in rows:
+            old = known.get(row.seq)
+            if old is not None:
+                if old.id == row.id:
+                    continue
+                self.forget(old)
+            known[row.seq] = row
+            counts[row.shard] += 1
+            if row.is_loaded:
+                self.bytes += row.size
+            key = row.key
+            if key is None or not self._is_ordered:
+                row.state = _READY
+                self._ready.append(row)
+                continue
+            held = holding.get(row.shard, _NONE)
+            if held is None:
+                is_suspect = True
+            elif known_until is None:
+                is_suspect = key in held
+            else:
+                is_suspect = held.get(key, -1) > known_until
+            if is_suspect:
+                row.state = _TESTING
+                to_test.append(row)
+            else:
+                row.state = _WAITING
+            chain = chains.get(key)
+            if chain is None:
+                chains[key] = _Chain(row)
+                if not is_suspect:
+                    row.state = _READY
+                    self._ready.append(row)
+                continue
+            queue = chain.rows
+            if queue[-1].seq < row.seq:
+                queue.append(row)
+                if not self._is_strict:
+                    self._advance(chain)
+                continue
+            self._insert(chain, row)
+        return to_test
+
+    def _insert(self, chain: _Chain, row: Row) -> None:
+        """A lower seq that came later goes next (I3); what stood ready behind it waits again."""
+        queue = chain.rows
+        at = len(queue)
+        while at and queue[at - 1].seq > row.seq:
+            at -= 1
+        queue.insert(at, row)
+        if self._is_strict:
+            for later in queue[at + 1 :]:
+                if later.state is _READY:
+                    later.state = _WAITING
+        self._advance(chain)
+
+    def _advance_key(self, row: Row) -> None:
+        chain = self._chains.get(row.key) if row.key is not None else None
+        if chain is None or not self._is_ordered:
+            if row.state is _WAITING:
+                row.state = _READY
+                self._ready.append(row)
+            return
+        self._advance(chain)
+
+    def _advance(self, chain: _Chain) -> None:
+        """Make ready what P1 allows."""
+        if self._is_strict:
+            if chain.flying == 0 and chain.rows:
+                head = chain.rows[0]
+                if head.state is _WAITING:
+                    head.state = _READY
+                    self._ready.append(head)
+            return
+        for row in chain.rows:
+            if row.state is _WAITING:
+                row.state = _READY
+                self._ready.append(row)
+            elif row.state is _TESTING or row.state is _SETTLING:
+                break
+
+    # ------------------------------------------------------------ out
+
+    def take(self, room: int, bytes_room: int, writable: Sequence[bool]) -> list[Row]:
+        """Up to `room` ready rows, in order; at most about `bytes_room` of bodies.
+
+        They are IN_FLIGHT from now on; give back by `untake` what the link did not take. A row
+        whose body was left behind is noted in `wanted` and waits for it.
+        """
+        taken: list[Row] = []
+        ready = self._ready
+        while ready and len(taken) < room and bytes_room > 0:
+            row = ready.popleft()
+            if row.state is not _READY:
+                continue
+            if not writable[row.shard]:
+                self._unlike.append(row)
+                continue
+            if not row.is_loaded:
+                self.wanted[row.seq] = row
+                continue
+            row.state = _IN_FLIGHT
+            bytes_room -= row.size
+            if row.key is not None and self._is_ordered:
+                self._chains[row.key].flying += 1
+            taken.append(row)
+        return taken
+
+    def untake(self, rows: Sequence[Row]) -> None:
+        """The link did not take these: first in the queue again, in their order."""
+        for row in reversed(rows):
+            assert row.state is _IN_FLIGHT
+            self._land(row)
+            row.state = _READY
+            self._ready.appendleft(row)
+
+    def set_apart(self, rows: Sequence[Row]) -> None:
+        """Taken rows whose id is still on the link as an orphan's: offered again later (P1)."""
+        for row in rows:
+            assert row.state is _IN_FLIGHT
+            self._land(row)
+            row.state = _READY
+            self._unlike.append(row)
+
+    def offer_again(self) -> None:
+        """What a lease or an orphan kept back gets its turn again, before the rest."""
+        if self._unlike:
+            self._ready.extendleft(reversed(self._unlike))
+            self._unlike = []
+
+    def on_loaded(self, rows: Iterable[Row]) -> None:
+        """Bodies have come: the rows are next."""
+        for row in sorted(rows, key=lambda r: r.seq, reverse=True):
+            self.wanted.pop(row.seq, None)
+            if row not in self:
+                continue
+            self.bytes += row.size
+            self.large_bytes += row.size
+            if row.state is _READY:
+                self._ready.appendleft(row)
+
+    def _land(self, row: Row) -> None:
+        if row.key is not None and self._is_ordered:
+            self._chains[row.key].flying -= 1
+
+    # ------------------------------------------------------------ outcomes
+
+    def on_confirmed(self, rows: Iterable[Row]) -> list[Row]:
+        """Positive confirms; the keys' next rows become ready. Returns the rows to settle,
+        without orphans."""
+        confirmed: list[Row] = []
+        chains = self._chains
+        is_strict = self._is_strict
+        ready = self._ready
+        for row in rows:
+            if row.state is not _IN_FLIGHT:
+                assert row.state is _FORGOTTEN
+                continue
+            row.state = _SETTLING
+            confirmed.append(row)
+            key = row.key
+            if key is None or not self._is_ordered:
+                continue
+            chain = chains[key]
+            chain.flying -= 1
+            queue = chain.rows
+            if queue[0] is row:
+                del queue[0]
+            else:
+                queue.remove(row)
+            if not queue:
+                del chains[key]
+            elif is_strict:
+                head = queue[0]
+                if head.state is _WAITING and chain.flying == 0:
+                    head.state = _READY
+                    ready.append(head)
+        return confirmed
+
+    def on_nacked(self, row: Row, due: float) -> None:
+        """Again after its backoff, at boot-time `due`; nothing is written (P2)."""
+        if row.state is not _IN_FLIGHT:
+            return
+        self._land(row)
+        row.state = _BACKOFF
+        self._backing_off += 1
+        heappush(self._backoff, (due, row.seq, row))
+
+    def next_backoff(self) -> float | None:
+        """Boot-time seconds at which the next nacked row is due."""
+        return self._backoff[0][0] if self._backoff else None
+
+    def wake_backoff(self, now: float) -> None:
+        """Nacked rows whose time has come are ready, if no lower row of their key came since."""
+        while self._backoff and self._backoff[0][0] <= now:
+            _, _, row = heappop(self._backoff)
+            if row.state is _BACKOFF and row in self:
+                self._backing_off -= 1
+                row.state = _WAITING
+                self._advance_key(row)
+
+    def on_lost(self, rows: Sequence[Row]) -> None:
+        """A link closed over these: ready again, before everything else, in their order."""
+        again: list[Row] = []
+        for row in rows:
+            if row.state is not _IN_FLIGHT:
+                continue
+            self._land(row)
+            chain = self._chains.get(row.key) if row.key is not None and self._is_ordered else None
+            if chain is not None and self._is_strict and chain.rows[0] is not row:
+                # A lower one of its key committed meanwhile.
+                row.state = _WAITING
+                self._advance(chain)
+                continue
+            row.state = _READY
+            again.append(row)
+        self._ready.extendleft(reversed(again))
+
+    # ------------------------------------------------------------ decisions
+
+    def set_back(self, row: Row, *, holds: bool) -> list[Row]:
+        """The row goes aside (deferred, parked, scheduled). With `holds` returns its read-ahead
+        followers, which go aside as `held` in the same transaction (H1)."""
+        assert row.state is not _SETTLING
+        assert row.state is not _FORGOTTEN
+        followers: list[Row] = []
+        chain = self._chains.get(row.key) if row.key is not None and self._is_ordered else None
+        if row.state is _IN_FLIGHT:
+            self._land(row)
+        self._leave_backoff(row)
+        row.state = _SETTLING
+        if chain is None:
+            return followers
+        if holds:
+            for later in list(chain.rows):
+                if later.seq > row.seq and later.state in _MOVABLE:
+                    self._leave_backoff(later)
+                    self.wanted.pop(later.seq, None)
+                    later.state = _SETTLING
+                    chain.rows.remove(later)
+                    followers.append(later)
+        if holds:
+            # It blocks nobody from here: those behind it went with it, newcomers are tested.
+            chain.rows.remove(row)
+            if chain.rows:
+                self._advance(chain)
+            else:
+                del self._chains[row.key]  # type: ignore[arg-type]
+        # Without holding it stays at its place until the commit is acknowledged (H7).
+        return followers
+
+    def _leave_backoff(self, row: Row) -> None:
+        if row.state is _BACKOFF:
+            self._backing_off -= 1
+
+    def admit_blocked(self, rows: Iterable[Row]) -> list[Row]:
+        """Rows that are due and had a blocker when they were read: tested under the lock, where they become `held`
+        (H4). Returns those that are news."""
+        fresh: list[Row] = []
+        for row in rows:
+            if row.seq in self._rows:
+                continue
+            self._rows[row.seq] = row
+            self._counts[row.shard] += 1
+            if row.is_loaded:
+                self.bytes += row.size
+            row.state = _TESTING
+            fresh.append(row)
+            if row.key is None or not self._is_ordered:
+                continue
+            chain = self._chains.get(row.key)
+            if chain is None:
+                self._chains[row.key] = _Chain(row)
+            else:
+                self._insert(chain, row)
+        return fresh
+
+    def admit_scheduled(self, row: Row) -> bool:
+        """A row read before its time: to be written as `scheduled`, holding nobody (H6). False when it is
+        here already."""
+        if row.seq in self._rows:
+            return False
+        self._rows[row.seq] = row
+        self._counts[row.shard] += 1
+        if row.is_loaded:
+            self.bytes += row.size
+        row.state = _SETTLING
+        return True
+
+    def finish(self, rows: Iterable[Row]) -> None:
+        """Settled: no longer here. What waited for the commit goes on (H7)."""
+        for row in rows:
+            self.forget(row)
+
+    def forget(self, row: Row) -> None:
+        """Drop a row in whatever state; in flight it becomes an orphan (P3)."""
+        state = row.state
+        row.state = _FORGOTTEN
+        if self._rows.get(row.seq) is not row:
+            return
+        del self._rows[row.seq]
+        self._counts[row.shard] -= 1
+        if row.is_loaded:
+            self.bytes -= row.size
+            if row.size > self._inline_bytes:
+                self.large_bytes -= row.size
+        if state is _IN_FLIGHT:
+            self.has_orphans = True
+        elif state is _BACKOFF:
+            self._backing_off -= 1
+        elif not row.is_loaded:
+            self.wanted.pop(row.seq, None)
+        if row.key is None or not self._is_ordered:
+            return
+        chain = self._chains.get(row.key)
+        if chain is None or chain.rows[0].seq > row.seq:
+            return
+        at = bisect_left(chain.rows, row.seq, key=_seq)
+        if at == len(chain.rows) or chain.rows[at] is not row:
+            return
+        if state is _IN_FLIGHT:
+            chain.flying -= 1
+        del chain.rows[at]
+        if chain.rows:
+            self._advance(chain)
+        else:
+            del self._chains[row.key]
+
+    def drop_shard(self, shard: int) -> None:
+        """The shard is no longer ours: forget all of it."""
+        gone = [row for row in self._rows.values() if row.shard == shard]
+        self._forget_all(gone)
+        self._holding.pop(shard, None)
+
+    def drop_unpublished(self, shards: Iterable[int] | None = None) -> None:
+        """Forget what was not published and not decided: of these shards (a hand-over), or of
+        all (a lost session, R5). In flight and decided rows stay."""
+        wanted = None if shards is None else set(shards)
+        gone = [
+            row
+            for row in self._rows.values()
+            if row.state is not _IN_FLIGHT and row.state is not _SETTLING and (wanted is None or row.shard in wanted)
+        ]
+        self._forget_all(gone)
+
+    def _forget_all(self, gone: list[Row]) -> None:
+        # Highest first: no row of a chain becomes ready only to be forgotten next.
+        for row in sorted(gone, key=lambda r: r.seq, reverse=True):
+            self.forget(row)
+
+    def is_idle(self, shard: int) -> bool:
+        """Whether nothing of the shard is in flight or unsettled (L5)."""
+        return self._counts[shard] == 0
+
+
+def _seq(row: Row) -> int:
+    return row.seq
+
+
+_MOVABLE = frozenset({_WAITING, _READY, _BACKOFF, _TESTING})
+_NONE: dict[Key, int] = {}

@@ -1,0 +1,133 @@
+"""The shards that are ours, until when, and how many should be (L1-L6 of `docs/protocol.md`).
+
+Owns: each held shard's epoch, deadline by the boot-time clock and stored floor; the fair share;
+which shards are being handed over. Invariant (I3, I4): nothing is published for a shard after its
+deadline, and a deadline counts from *before* the renewal was sent.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from relay.core.ports import SHARDS, Claim, Renewal
+
+
+@dataclass(slots=True)
+class Lease:
+    """One held shard. `until`: boot-time seconds after which nothing is written for it."""
+
+    shard: int
+    epoch: int
+    until: float
+    floor: int
+    giving_since: float | None = None
+
+
+class Leases:
+    """All leases of one relay."""
+
+    def __init__(self, lease_s: float) -> None:
+        self._lease_s = lease_s
+        # A tenth of a lease: the slack between our clock's reading and the last byte written.
+        self._margin_s = lease_s * 0.1
+        self._held: dict[int, Lease] = {}
+        self._is_suspended = False
+
+    def __len__(self) -> int:
+        return len(self._held)
+
+    def __contains__(self, shard: int) -> bool:
+        return shard in self._held
+
+    def all(self) -> Sequence[Lease]:
+        return list(self._held.values())
+
+    @property
+    def shards(self) -> Sequence[int]:
+        return sorted(self._held)
+
+    def epoch(self, shard: int) -> int:
+        return self._held[shard].epoch
+
+    def is_kept(self, shard: int) -> bool:
+        """Ours, and not being handed over."""
+        lease = self._held.get(shard)
+        return lease is not None and lease.giving_since is None
+
+    # ------------------------------------------------------------ claims and renewals
+
+    def on_claimed(self, claims: Iterable[Claim], sent_at: float) -> None:
+        """`sent_at`: boot-time seconds before the claim was sent."""
+        for claim in claims:
+            until = sent_at + self._lease_s - self._margin_s
+            self._held[claim.shard] = Lease(claim.shard, claim.epoch, until, claim.floor)
+
+    def on_renewal(self, renewal: Renewal, sent_at: float) -> list[int]:
+        """Extend what was renewed; returns the shards that are lost, already forgotten here."""
+        lost: list[int] = []
+        for shard, lease in list(self._held.items()):
+            mine = renewal.mine.get(shard)
+            if mine is None or mine[0] != lease.epoch:
+                del self._held[shard]
+                lost.append(shard)
+                continue
+            lease.floor = max(lease.floor, mine[1])
+            if shard in renewal.renewed:
+                lease.until = sent_at + self._lease_s - self._margin_s
+        self._is_suspended = False
+        return lost
+
+    def was_skipped(self, renewal: Renewal) -> bool:
+        """Whether a shard of ours was locked by somebody: renew again soon (L2)."""
+        return any(shard not in renewal.renewed for shard in self._held)
+
+    def drop(self, shard: int) -> None:
+        self._held.pop(shard, None)
+
+    # ------------------------------------------------------------ the fence
+
+    def suspend(self) -> None:
+        """The renewing session is gone: write nothing until a renewal succeeded (L3)."""
+        self._is_suspended = True
+
+    def writable(self, now: float) -> list[bool]:
+        """By shard, whether something may be published for it at boot-time `now` (L3, L4, L5)."""
+        flags = [False] * SHARDS
+        if not self._is_suspended:
+            for shard, lease in self._held.items():
+                flags[shard] = lease.giving_since is None and now < lease.until
+        return flags
+
+    # ------------------------------------------------------------ fair share
+
+    def claims_wanted(self, renewal: Renewal) -> int:
+        """How many shards to claim now, up to this relay's share."""
+        if renewal.claimable == 0 or renewal.relays == 0:
+            return 0
+        return max(0, _share(renewal.relays) - len(self._held))
+
+    def surplus(self, renewal: Renewal) -> list[int]:
+        """Shards to hand over: those above the share that are not being given yet."""
+        if renewal.relays == 0:
+            return []
+        giving = sum(1 for lease in self._held.values() if lease.giving_since is not None)
+        excess = len(self._held) - giving - _share(renewal.relays)
+        if excess <= 0:
+            return []
+        keep = [shard for shard, lease in sorted(self._held.items()) if lease.giving_since is None]
+        return keep[-excess:]
+
+    def give(self, shard: int, now: float) -> None:
+        self._held[shard].giving_since = now
+
+    def keep(self, shard: int) -> None:
+        """A hand-over took too long: go on with the shard, try later (L5)."""
+        self._held[shard].giving_since = None
+
+    def giving(self) -> list[Lease]:
+        return [lease for lease in self._held.values() if lease.giving_since is not None]
+
+
+def _share(relays: int) -> int:
+    return -(-SHARDS // relays)

@@ -1,0 +1,235 @@
+"""What to read next, and how far everything has been read (R1-R5 of `docs/protocol.md`).
+
+Owns: the cursor of each shard, the list of open writers with their lows, and S of the last check.
+A *check* tells S and the open writers; a *page* is a later statement that tells, in its own
+snapshot, which of the listed writers have ended and returns the rows above the lowest of a
+shard's cursor and *their* lows. So a lower seq that commits late is read when its writer ends,
+before anything that was serialised after it.
+
+Invariant (I1): all rows up to a shard's cursor have been read, but for those of listed writers
+that are not struck for the shard, and these lie above the writers' lows. A floor never passes
+either, nor a row that is still unsettled in memory.
+
+Does not do: reading, remembering rows (`chains.py`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+
+from relay.core.ports import Check, Page, PageRequest
+from relay.message import Row
+
+_PREPARED = "-1/"
+"""A prepared transaction's virtual id: it changed its id when it was prepared (R1)."""
+
+
+class _Writer:
+    """An open (or ended and not yet everywhere read) writing transaction."""
+
+    __slots__ = ("gone", "is_from_first_check", "low", "number", "struck", "xid")
+
+    def __init__(self, number: int, low: int, xid: int | None, is_from_first_check: bool) -> None:
+        self.number = number
+        self.low = low
+        self.xid = xid
+        self.gone = False
+        self.is_from_first_check = is_from_first_check
+        self.struck: set[int] = set()
+
+
+class Reading:
+    """The cursors and the list of writers of one relay, for one life of its sessions."""
+
+    def __init__(self) -> None:
+        self._cursors: dict[int, int] = {}
+        self._writers: dict[str, _Writer] = {}
+        self._last_seq: int | None = None
+        self._next_number = 0
+        self._unasked: set[int] = set()
+        self._outstanding: PageRequest | None = None
+        self._settled_since: set[int] = set()
+        self._forgotten_since: set[int] = set()
+
+    # ------------------------------------------------------------ shards
+
+    def add_shard(self, shard: int, floor: int) -> None:
+        """A shard is ours (again): everything above its floor is unread."""
+        self._cursors[shard] = floor
+        self._unasked.add(shard)
+        self._forgotten_since.add(shard)
+        for writer in self._writers.values():
+            writer.struck.discard(shard)
+            if writer.is_from_first_check:
+                # Nobody saw it begin: its rows may lie anywhere above this floor.
+                writer.low = min(writer.low, floor)
+
+    def drop_shard(self, shard: int) -> None:
+        """Forget a shard with its cursor and strikes (R4); a page on its way brings nothing."""
+        self._cursors.pop(shard, None)
+        self._unasked.discard(shard)
+        self._forgotten_since.add(shard)
+        self._prune()
+
+    def reset(self) -> None:
+        """A session is gone: all of it is void (R5). Shards come back by `add_shard`."""
+        self._cursors.clear()
+        self._writers.clear()
+        self._last_seq = None
+        self._unasked.clear()
+        self._outstanding = None
+
+    @property
+    def shards(self) -> Iterable[int]:
+        return self._cursors.keys()
+
+    @property
+    def cursors(self) -> Mapping[int, int]:
+        return self._cursors
+
+    @property
+    def last_seq(self) -> int | None:
+        """S of the last check, `None` before the first."""
+        return self._last_seq
+
+    @property
+    def open_writers(self) -> int:
+        return sum(1 for writer in self._writers.values() if not writer.gone)
+
+    # ------------------------------------------------------------ R1
+
+    def on_check(self, check: Check) -> None:
+        """Take a check's answer: new writers get their low, vanished ones are marked gone."""
+        previous = self._last_seq
+        known_lows = [writer.low for writer in self._writers.values()]
+        seen: set[str] = set()
+        for found in check.writers:
+            seen.add(found.vxid)
+            writer = self._writers.get(found.vxid)
+            if writer is not None:
+                if writer.xid is None:
+                    writer.xid = found.xid
+                continue
+            if previous is None:
+                low = min(self._cursors.values(), default=0)
+            elif found.vxid.startswith(_PREPARED):
+                low = min([*known_lows, previous])
+            else:
+                low = previous
+            self._writers[found.vxid] = _Writer(self._next_number, low, found.xid, previous is None)
+            self._next_number += 1
+        for vxid, writer in self._writers.items():
+            if vxid not in seen:
+                writer.gone = True
+        # A sequence that fell back (a rewound database that kept our session is impossible, a
+        # setval is not) leaves cursors above S: they would skip what is drawn anew.
+        self._last_seq = check.last_seq
+        for shard, cursor in self._cursors.items():
+            if cursor > check.last_seq:
+                self._cursors[shard] = check.last_seq
+        self._unasked = set(self._cursors)
+        self._prune()
+
+    # ------------------------------------------------------------ R2, R3
+
+    def has_news(self) -> bool:
+        """Whether a page can bring something that the last check knows of."""
+        last = self._last_seq
+        if last is None:
+            return False
+        if any(cursor < last for cursor in self._cursors.values()):
+            return True
+        return any(writer.gone and not writer.struck.issuperset(self._cursors) for writer in self._writers.values())
+
+    def may_read_beyond(self) -> bool:
+        """Whether a page may go past S: no listed writer is without an xid (R3)."""
+        return all(writer.xid is not None or writer.gone for writer in self._writers.values())
+
+    def request(self, shards: Sequence[int], limit: int, inline_bytes: int) -> PageRequest:
+        """The next page over `shards`; there is at most one outstanding."""
+        assert self._last_seq is not None, "a page needs a check before it"
+        assert self._outstanding is None, "one page at a time"
+        wanted = set(shards)
+        listed = [w for w in self._writers.values() if not w.struck.issuperset(wanted)]
+        asked = not self._unasked.isdisjoint(wanted)
+        self._unasked -= wanted
+        request = PageRequest(
+            numbers=[w.number for w in listed],
+            lows=[w.low for w in listed],
+            xids=[w.xid for w in listed],
+            gone=[w.gone for w in listed],
+            asked=[asked] * len(listed),
+            shards=list(shards),
+            cursors=[self._cursors[shard] for shard in shards],
+            last_seq=self._last_seq,
+            beyond=self.may_read_beyond(),
+            limit=limit,
+            inline_bytes=inline_bytes,
+        )
+        self._outstanding = request
+        self._settled_since.clear()
+        self._forgotten_since.clear()
+        return request
+
+    def note_settled(self, seqs: Iterable[int]) -> None:
+        """Rows that were settled while a page is on its way; its result skips them (R4)."""
+        if self._outstanding is not None:
+            self._settled_since.update(seqs)
+
+    def on_page(self, request: PageRequest, page: Page) -> list[Row]:
+        """Take a page: move cursors, strike the ended; returns the rows that are news (R4)."""
+        assert self._outstanding is request, "this page was not asked for, or is void"
+        self._outstanding = None
+        counts: dict[int, int] = {}
+        last: dict[int, int] = {}
+        settled = self._settled_since
+        dropped = self._forgotten_since
+        rows: list[Row] = []
+        for row in page.rows:
+            shard = row.shard
+            counts[shard] = counts.get(shard, 0) + 1
+            last[shard] = row.seq
+            if row.seq not in settled and shard not in dropped:
+                rows.append(row)
+        live = [shard for shard in request.shards if shard in self._cursors and shard not in dropped]
+        for shard in live:
+            end = request.last_seq
+            if counts.get(shard, 0) >= request.limit:
+                end = min(end, last[shard])
+            self._cursors[shard] = end
+        ended = set(page.ended)
+        for writer in self._writers.values():
+            if writer.number not in ended:
+                continue
+            at = request.numbers.index(writer.number)
+            # Without an xid it only counted as ended for this page; struck when gone (R3).
+            if request.gone[at] or request.xids[at] is not None:
+                writer.struck.update(live)
+        self._prune()
+        return rows
+
+    def void_page(self) -> None:
+        """The outstanding page failed for sure: nothing of it counts."""
+        if self._outstanding is not None:
+            self._unasked.update(shard for shard in self._outstanding.shards if shard in self._cursors)
+            self._outstanding = None
+
+    def _prune(self) -> None:
+        shards = self._cursors.keys()
+        done = [v for v, w in self._writers.items() if w.gone and w.struck.issuperset(shards)]
+        for vxid in done:
+            del self._writers[vxid]
+
+    # ------------------------------------------------------------ R5
+
+    def floor(self, shard: int, lowest_unsettled: int | None) -> int | None:
+        """What may be stored as the shard's floor; `None` before a check in this session."""
+        if self._last_seq is None or shard not in self._cursors:
+            return None
+        floor = self._cursors[shard]
+        for writer in self._writers.values():
+            if shard not in writer.struck:
+                floor = min(floor, writer.low)
+        if lowest_unsettled is not None:
+            floor = min(floor, lowest_unsettled - 1)
+        return floor

@@ -1,0 +1,45 @@
+"""The engine's settings, as the decisions need them (from CONTRACT's variables, in base units)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+
+
+class Ordering(StrEnum):
+    """`RELAY_ORDERING`."""
+
+    STRICT = "strict"
+    PIPELINED = "pipelined"
+    NONE = "none"
+
+
+class OnUnroutable(StrEnum):
+    """`RELAY_UNROUTABLE`."""
+
+    RETRY = "retry"
+    PARK = "park"
+    DROP = "drop"
+
+
+@dataclass(frozen=True, slots=True)
+class EngineSettings:
+    """Durations in seconds, sizes in bytes."""
+
+    ordering: Ordering = Ordering.STRICT
+    on_unroutable: OnUnroutable = OnUnroutable.RETRY
+    holds_when_parked: bool = True
+    read_ahead_max: int = 4000
+    in_flight_max: int = 2000
+    bytes_max: int = 64 * 1024 * 1024
+    lease_s: float = 5.0
+    rate_max: float | None = None
+    """Messages a second."""
+    retry_delays_s: Sequence[float] = (1.0, 5.0, 30.0, 300.0)
+    age_max_s: float | None = None
+    retention_s: float = 7 * 86400.0
+    marks_sent: bool = True
+    """False: sent rows are deleted, and nothing is purged."""
+    confirm_timeout_s: float = 30.0
+    poll_interval_s: float = 0.5

@@ -1,0 +1,221 @@
+"""What the engine's parts share: the relay's memory, its signals, and the decisions on their way to the table.
+
+The parts are `keeper` (leases), `reader`, `publisher` and `settler`; `runner` starts and stops them. Each owns its
+own loop; what they tell each other goes through here, one way: reader -> chains -> publisher -> settler.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine, Sequence
+from dataclasses import dataclass, field
+from random import Random
+
+from relay.core.chains import Chains
+from relay.core.leases import Leases
+from relay.core.ports import Claim, Clock, Link, Outbox, OutboxInfo, Setback
+from relay.core.reading import Reading
+from relay.core.settings import EngineSettings
+from relay.http import Readiness
+from relay.logs import Log
+from relay.message import Row
+from relay.metrics import Metrics
+
+
+class Signal:
+    """Wakes one waiting loop. Cleared *before* the loop looks at what there is, so no wake is lost."""
+
+    __slots__ = ("_is_set", "_waiter")
+
+    def __init__(self) -> None:
+        self._is_set = False
+        self._waiter: asyncio.Future[None] | None = None
+
+    def set(self) -> None:
+        self._is_set = True
+        waiter = self._waiter
+        if waiter is not None and not waiter.done():
+            waiter.set_result(None)
+
+    async def wait(self, timeout_s: float | None) -> bool:
+        """Until set, or for `timeout_s`; clears it. True when it was set."""
+        if not self._is_set and (timeout_s is None or timeout_s > 0):
+            loop = asyncio.get_running_loop()
+            waiter = self._waiter = loop.create_future()
+            timer = None if timeout_s is None else loop.call_later(timeout_s, _expire, waiter)
+            try:
+                await waiter
+            finally:
+                self._waiter = None
+                if timer is not None:
+                    timer.cancel()
+        was_set, self._is_set = self._is_set, False
+        return was_set
+
+
+def _expire(waiter: asyncio.Future[None]) -> None:
+    if not waiter.done():
+        waiter.set_result(None)
+
+
+class DatabaseTime:
+    """The database's clock, as seen from here: it decides due times and ages (I7)."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._offset: float | None = None
+
+    def observe(self, database_time: float, sent_at: float) -> None:
+        """An answer that carried the database's time; `sent_at` boot-time seconds."""
+        self._offset = database_time - (sent_at + self._clock.now()) / 2
+
+    @property
+    def is_known(self) -> bool:
+        return self._offset is not None
+
+    def now(self) -> float:
+        """Epoch seconds by the database's clock."""
+        assert self._offset is not None, "no answer of the database yet"
+        return self._clock.now() + self._offset
+
+
+@dataclass(slots=True)
+class Decisions:
+    """What is to be settled next. `serial` numbers the settlement that will carry it."""
+
+    serial: int = 0
+    sent: list[Row] = field(default_factory=list)
+    setbacks: list[Setback] = field(default_factory=list)
+    followers: list[Row] = field(default_factory=list)
+    tested: list[Row] = field(default_factory=list)
+    scheduled: list[Row] = field(default_factory=list)
+
+    def __len__(self) -> int:
+        return len(self.sent) + len(self.setbacks) + len(self.followers) + len(self.tested) + len(self.scheduled)
+
+
+class Engine:
+    """The shared state of one relay."""
+
+    def __init__(
+        self,
+        settings: EngineSettings,
+        outbox: Outbox,
+        clock: Clock,
+        random: Random,
+        metrics: Metrics,
+        readiness: Readiness,
+        log: Log,
+        database_time: DatabaseTime,
+    ) -> None:
+        self.settings = settings
+        self.outbox = outbox
+        self.clock = clock
+        self.random = random
+        self.metrics = metrics
+        self.readiness = readiness
+        self.log = log
+        self.database_time = database_time
+
+        # Half of the bytes for bodies that a page carries along, half for those fetched apart.
+        self.inline_bytes = max(1, settings.bytes_max // 2 // settings.read_ahead_max)
+        self.chains = Chains(settings.ordering, self.inline_bytes)
+        self.reading = Reading()
+        self.leases = Leases(settings.lease_s)
+        self.decisions = Decisions()
+
+        self.info: OutboxInfo | None = None
+        """Of the open sessions; `None` while there are none."""
+        self.link: Link | None = None
+        self.is_blocked = False
+        self.is_paused = False
+        self.is_stopping = False
+        self.is_available = True
+        """False while this relay has been without a broker for too long (L6)."""
+        self.broker_lost_at: float | None = clock.now()
+        self.claimed: list[Claim] = []
+        """Shards that are ours and that the reader has not taken up yet."""
+        self.next_due_at: float | None = None
+        """Boot-time seconds at which to ask for due rows."""
+        self.reread: list[Row] = []
+        """Rows that somebody else changed, still in memory: the reader loads them anew by id."""
+        self.applied_serial = -1
+        """The last settlement that was committed and taken in."""
+
+        self.to_publish = Signal()
+        self.to_settle = Signal()
+        self.to_read = Signal()
+        self.to_renew = Signal()
+        self.changed = Signal()
+        """Something settled or ended; a drain looks again."""
+
+        self._background: set[asyncio.Task[None]] = set()
+
+    # ------------------------------------------------------------ between the parts
+
+    def start(self, work: Coroutine[None, None, None]) -> None:
+        """Something short that nobody waits for; it is kept until it ends."""
+        task = asyncio.get_running_loop().create_task(work)
+        self._background.add(task)
+        task.add_done_callback(self._background.discard)
+
+    def note_due(self, in_s: float | None) -> None:
+        """A row aside falls due in so many seconds."""
+        if in_s is None:
+            return
+        at = self.clock.now() + max(0.0, in_s)
+        if self.next_due_at is None or at < self.next_due_at:
+            self.next_due_at = at
+            self.to_read.set()
+
+    def test(self, rows: Sequence[Row]) -> None:
+        """Rows whose key may be held: tested in the next settlement (H2)."""
+        if rows:
+            self.decisions.tested.extend(rows)
+            self.to_settle.set()
+
+    def set_back(self, setback: Setback) -> None:
+        """A failed row goes aside, and with it the followers that were read ahead (H1)."""
+        followers = self.chains.set_back(setback.row, holds=setback.holds)
+        if setback.holds:
+            self.chains.note_holding(setback.row, self.decisions.serial)
+        self.decisions.setbacks.append(setback)
+        self.decisions.followers.extend(followers)
+        self.to_settle.set()
+
+    def admit(self, rows: Sequence[Row], known_until: int | None = None) -> int:
+        """Take rows into memory, those that may be held to the test; how many were news.
+
+        `known_until`: for rows released from aside, the last settlement that their query could see.
+        """
+        before = len(self.chains)
+        self.test(self.chains.admit(rows, known_until))
+        self.to_publish.set()
+        return len(self.chains) - before
+
+    def lose_shard(self, shard: int) -> None:
+        """The lease is gone: forget the shard; what is in flight becomes orphans (P3)."""
+        self.leases.drop(shard)
+        self.reading.drop_shard(shard)
+        self.chains.drop_shard(shard)
+        self.claimed = [claim for claim in self.claimed if claim.shard != shard]
+
+    def lose_sessions(self) -> None:
+        """All sessions are closed: unread and unpublished is void, decisions of `sent` stay (R5, S3).
+
+        Other decisions are dropped with their rows: whether they were written shows when the row is read again.
+        """
+        self.leases.suspend()
+        self.reading.reset()
+        self.claimed.clear()
+        decisions = self.decisions
+        undecided = [setback.row for setback in decisions.setbacks]
+        undecided += decisions.followers + decisions.tested + decisions.scheduled + self.reread
+        self.reread = []
+        self.decisions = Decisions(serial=decisions.serial + 1, sent=decisions.sent)
+        self.chains.finish(undecided)
+        self.chains.drop_unpublished()
+        for row in self.chains.rows():
+            # The heap address may belong to another row after a crash; identity is seq and id.
+            row.ctid = None
+        self.next_due_at = None

@@ -1,0 +1,361 @@
+"""Publishes what is ready and takes the broker's word on it (P1-P3 of `docs/protocol.md`).
+
+Owns the link: connecting, the window, nacks' backoff, what a return or a rejection means. Nothing here waits for a
+single message; a turn takes what may go, hands it to the link, and comes back when something changed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+
+from relay.core.ladder import nack_backoff, next_step, reconnect_backoff
+from relay.core.ports import Broker, Closed, Publication, Rejection, Returned, Setback
+from relay.core.settings import OnUnroutable, Ordering
+from relay.engine import Engine, Signal
+from relay.errors import BrokerError, BrokerRefused, ExchangeMissing
+from relay.message import Aside, Row, State
+
+TURN_ROWS = 256
+"""Rows a turn of the loop: encoding them takes a few milliseconds at most."""
+
+TURN_BYTES = 4 * 1024 * 1024
+NACKS_MAX = 8
+"""Nacked so many times in a row (about half a minute), a row makes room for others (P2)."""
+
+NACK_DEFERRAL_S = 30.0
+RATE_BURST_S = 0.1
+STALL_REBUILD_FACTOR = 10
+
+
+class Publisher:
+    """The link's listener and the loop that feeds it."""
+
+    def __init__(self, engine: Engine, broker: Broker) -> None:
+        self._engine = engine
+        self._broker = broker
+        self._closed = Signal()
+        self._last_progress_at = 0.0
+        self._rebuild_after_s = STALL_REBUILD_FACTOR * engine.settings.confirm_timeout_s
+        self._is_stalled = False
+        self._tokens = 0.0
+        self._tokens_at = engine.clock.now()
+
+    # ------------------------------------------------------------ connecting
+
+    async def run_link(self) -> None:
+        """Keep a link: connect, wait until it closes, back off, again; for ever."""
+        engine = self._engine
+        failures = 0
+        while True:
+            info = engine.info
+            if info is None:
+                # The payload's type is the table's; without a database there is nothing to publish either.
+                await engine.clock.sleep(0.05)
+                continue
+            try:
+                link = await self._broker.connect(self, info.payload_type)
+            except BrokerError as error:
+                failures += 1
+                self._note_down(error, failures)
+                await engine.clock.sleep(reconnect_backoff(failures, engine.random.random()))
+                continue
+            self._note_up()
+            self._last_progress_at = engine.clock.now()
+            engine.link = link
+            engine.chains.offer_again()
+            engine.to_publish.set()
+            engine.to_renew.set()
+            connected_at = engine.clock.now()
+            await self._closed.wait(None)
+            # A link that lived for a while is no storm; one that closes at once is.
+            failures = 0 if engine.clock.now() - connected_at > 10.0 else failures + 1
+            engine.metrics.reconnects["broker"] += 1
+            await engine.clock.sleep(reconnect_backoff(failures, engine.random.random()))
+
+    def _note_up(self) -> None:
+        engine = self._engine
+        engine.broker_lost_at = None
+        engine.metrics.connected["broker"] = True
+        engine.metrics.backpressure.set("broker_down", False, engine.clock.now())
+        engine.readiness.remove("broker")
+        engine.readiness.remove("exchange")
+        engine.log.info("broker_connected")
+
+    def _note_down(self, error: BrokerError, failures: int) -> None:
+        engine = self._engine
+        if engine.broker_lost_at is None:
+            engine.broker_lost_at = engine.clock.now()
+        engine.metrics.connected["broker"] = False
+        engine.metrics.backpressure.set("broker_down", True, engine.clock.now())
+        reason = "exchange" if isinstance(error, ExchangeMissing) else "broker"
+        is_news = (reason, error.message) not in engine.readiness.reasons
+        engine.readiness.remove("exchange" if reason == "broker" else "broker")
+        engine.readiness.add(reason, error.message)
+        if is_news:
+            event = "broker_refused" if isinstance(error, BrokerRefused) else "broker_unavailable"
+            engine.log.warning(event, error=error.message, hint=error.hint, tries=failures)
+
+    # ------------------------------------------------------------ publishing
+
+    async def run(self) -> None:
+        """The publishing loop; for ever."""
+        engine = self._engine
+        while True:
+            wait_s = self._turn()
+            if wait_s is not None and wait_s <= 0:
+                await asyncio.sleep(0)
+                continue
+            await engine.to_publish.wait(wait_s)
+
+    def _turn(self) -> float | None:
+        """Publish what may go now; returns when to look again without a signal (0: at once)."""
+        engine = self._engine
+        chains = engine.chains
+        link = engine.link
+        now = engine.clock.now()
+        chains.wake_backoff(now)
+        if link is None or engine.is_blocked or engine.is_paused or engine.is_stopping:
+            return self._until_backoff(now)
+        window = engine.settings.in_flight_max - link.in_flight
+        room = min(window, TURN_ROWS, self._allowance(now))
+        pressure = engine.metrics.backpressure
+        pressure.set("in_flight", window <= 0 and chains.ready > 0, now)
+        if room <= 0 or not chains.ready:
+            wait_s = self._until_backoff(now)
+            if window > 0 and chains.ready and engine.settings.rate_max:
+                return 1.0 / engine.settings.rate_max
+            return wait_s
+        batch = chains.take(room, TURN_BYTES, engine.leases.writable(now))
+        if chains.has_orphans:
+            apart = [row for row in batch if link.is_in_flight(row.id)]
+            if apart:
+                chains.set_apart(apart)
+                batch = [row for row in batch if row.state is State.IN_FLIGHT]
+        if chains.wanted:
+            engine.to_read.set()
+        if not batch:
+            return self._until_backoff(now)
+        if link.in_flight == 0:
+            self._last_progress_at = now
+        for row in batch:
+            row.published_at = now
+        publication = link.publish(batch)
+        self._take_publication(batch, publication)
+        if publication.taken < len(batch):
+            return self._until_backoff(now)
+        return 0.0 if chains.ready else self._until_backoff(now)
+
+    def _take_publication(self, batch: Sequence[Row], publication: Publication) -> None:
+        engine = self._engine
+        self._tokens -= publication.taken
+        if publication.taken < len(batch):
+            engine.chains.untake(batch[publication.taken :])
+        for rejection in publication.rejected:
+            self._reject(rejection)
+
+    def _until_backoff(self, now: float) -> float | None:
+        due = self._engine.chains.next_backoff()
+        return None if due is None else max(0.001, due - now)
+
+    def _allowance(self, now: float) -> int:
+        """`RELAY_MAX_RATE`: messages that may go now; a tenth of a second's worth is saved up."""
+        rate = self._engine.settings.rate_max
+        if rate is None:
+            return TURN_ROWS
+        burst = max(1.0, rate * RATE_BURST_S)
+        self._tokens = min(burst, self._tokens + (now - self._tokens_at) * rate)
+        self._tokens_at = now
+        is_spent = self._tokens < 1.0
+        self._engine.metrics.backpressure.set("rate", is_spent and self._engine.chains.ready > 0, now)
+        return int(self._tokens)
+
+    # ------------------------------------------------------------ outcomes (the link's listener)
+
+    def on_acked(self, rows: Sequence[Row]) -> None:
+        engine = self._engine
+        confirmed = engine.chains.on_confirmed(rows)
+        self._note_outcome("acked", len(rows))
+        if len(confirmed) < len(rows):
+            engine.chains.offer_again()
+        now = engine.clock.now()
+        metrics = engine.metrics
+        metrics.confirm_seconds.observe_many([now - row.published_at for row in confirmed])
+        if engine.database_time.is_known:
+            time = engine.database_time.now()
+            metrics.last_confirm_timestamp_seconds = time
+            metrics.delivery_seconds.observe_many(
+                [
+                    max(
+                        0.0,
+                        time
+                        - (
+                            row.created_at
+                            if row.rare is None
+                            else max(row.created_at, row.rare.get("available_at", row.created_at))
+                        ),
+                    )
+                    for row in confirmed
+                ]
+            )
+        engine.decisions.sent.extend(confirmed)
+        engine.to_settle.set()
+        engine.to_publish.set()
+
+    def on_nacked(self, rows: Sequence[Row]) -> None:
+        engine = self._engine
+        self._note_outcome("nacked", len(rows))
+        now = engine.clock.now()
+        crowded = engine.settings.read_ahead_max // 4
+        for row in rows:
+            if row.state is not State.IN_FLIGHT:
+                engine.chains.offer_again()
+                continue
+            row.nacks += 1
+            if engine.is_stopping:
+                engine.chains.forget(row)
+            elif row.nacks >= NACKS_MAX or engine.chains.backing_off >= crowded:
+                # So that rows for other queues flow; no attempt is used up (P2).
+                engine.set_back(
+                    Setback(
+                        row,
+                        Aside.DEFERRED,
+                        self._holds(row),
+                        NACK_DEFERRAL_S,
+                        row.attempts,
+                        "nacked",
+                        "the broker refused to take responsibility (basic.nack)",
+                    )
+                )
+            else:
+                engine.chains.on_nacked(row, now + nack_backoff(row.nacks, engine.random.random()))
+        engine.to_publish.set()
+        engine.changed.set()
+
+    def on_returned(self, returned: Sequence[Returned]) -> None:
+        engine = self._engine
+        self._note_outcome("returned", len(returned))
+        for back in returned:
+            if back.row.state is not State.IN_FLIGHT:
+                engine.chains.offer_again()
+                continue
+            self._fail(
+                back.row,
+                "unroutable",
+                back.error,
+                back.exchange,
+                back.routing_key,
+                parks=engine.settings.on_unroutable is OnUnroutable.PARK,
+            )
+
+    def on_blocked(self, reason: str) -> None:
+        engine = self._engine
+        engine.is_blocked = True
+        engine.metrics.backpressure.set("blocked", True, engine.clock.now())
+        engine.readiness.add("blocked", reason)
+        engine.log.warning("broker_blocked", reason=reason)
+
+    def on_unblocked(self) -> None:
+        engine = self._engine
+        self._end_block()
+        self._last_progress_at = engine.clock.now()
+        engine.log.info("broker_unblocked")
+        engine.to_publish.set()
+
+    def on_writable(self) -> None:
+        self._engine.to_publish.set()
+
+    def on_closed(self, lost: Sequence[Row], closed: Closed, error: str) -> None:
+        engine = self._engine
+        self._note_outcome("lost", len(lost))
+        engine.link = None
+        engine.chains.has_orphans = False
+        self._end_block()
+        if engine.is_stopping:
+            engine.chains.finish([row for row in lost if row.state is State.IN_FLIGHT])
+        else:
+            engine.chains.on_lost(lost)
+        engine.broker_lost_at = engine.clock.now()
+        engine.metrics.connected["broker"] = False
+        if not engine.is_stopping:
+            engine.metrics.backpressure.set("broker_down", True, engine.clock.now())
+            engine.readiness.add("broker", error)
+            engine.log.warning("broker_lost", closed=closed.value, error=error, unconfirmed=len(lost))
+        engine.changed.set()
+        self._closed.set()
+
+    def _end_block(self) -> None:
+        engine = self._engine
+        engine.is_blocked = False
+        engine.metrics.backpressure.set("blocked", False, engine.clock.now())
+        engine.readiness.remove("blocked")
+
+    def _note_outcome(self, outcome: str, count: int) -> None:
+        engine = self._engine
+        engine.metrics.published[outcome] += count
+        self._last_progress_at = engine.clock.now()
+        if outcome != "lost":
+            self._rebuild_after_s = STALL_REBUILD_FACTOR * engine.settings.confirm_timeout_s
+        if self._is_stalled:
+            self._is_stalled = False
+            engine.readiness.remove("stalled")
+            engine.log.info("confirms_resumed")
+
+    # ------------------------------------------------------------ failures
+
+    def _holds(self, row: Row) -> bool:
+        return row.key is not None and self._engine.settings.ordering is not Ordering.NONE
+
+    def _reject(self, rejection: Rejection) -> None:
+        """The row was not sent because it cannot be: it parks at once, but for a route that may come yet."""
+        self._fail(
+            rejection.row,
+            rejection.reason,
+            rejection.error,
+            rejection.exchange,
+            rejection.routing_key,
+            parks=rejection.reason != "refused",
+        )
+
+    def _fail(self, row: Row, reason: str, error: str, exchange: str, routing_key: str, *, parks: bool) -> None:
+        engine = self._engine
+        settings = engine.settings
+        step = next_step(row.attempts, settings.retry_delays_s, engine.random.random())
+        is_old = settings.age_max_s is not None and engine.database_time.now() - row.created_at > settings.age_max_s
+        if not parks and is_old:
+            reason = "max_age"
+        if parks or is_old or step.delay_s is None:
+            aside = Aside.PARKED
+            # An expired row is nobody's hurry any more (CONTRACT §5).
+            holds = self._holds(row) and settings.holds_when_parked and reason != "expired"
+            delay_s = 0.0
+        else:
+            aside, holds, delay_s = Aside.DEFERRED, self._holds(row), step.delay_s
+        engine.set_back(Setback(row, aside, holds, delay_s, step.attempts, reason, error, exchange, routing_key))
+
+    # ------------------------------------------------------------ a mute broker
+
+    def watch(self) -> None:
+        """Once a second: a broker that owes confirms for too long is stalled; much later its link is rebuilt."""
+        engine = self._engine
+        link = engine.link
+        now = engine.clock.now()
+        if link is None or link.in_flight == 0 or engine.is_blocked:
+            self._last_progress_at = now
+            if self._is_stalled:
+                self._is_stalled = False
+                engine.readiness.remove("stalled")
+            return
+        silent_s = now - self._last_progress_at
+        if silent_s < engine.settings.confirm_timeout_s:
+            return
+        if not self._is_stalled:
+            self._is_stalled = True
+            engine.readiness.add("stalled", f"no confirm for {silent_s:.0f} s")
+            engine.log.error("confirms_stalled", in_flight=link.in_flight, seconds=round(silent_s))
+        if silent_s >= self._rebuild_after_s:
+            doubled = self._rebuild_after_s * 2
+            engine.log.error("link_rebuilt", seconds=round(silent_s))
+            self._last_progress_at = now
+            engine.start(link.close())
+            self._rebuild_after_s = doubled

@@ -1,0 +1,322 @@
+"""Reads ahead: checks, pages, bodies, due rows; and sleeps by the doorbell when there is nothing.
+
+Owns the reader's session (R1-R4, H4, H6 of `docs/protocol.md`; the doorbell of `docs/design.md`). Reads while there
+is room in memory, and never more than the bounds of rows and bytes (I6).
+"""
+
+from __future__ import annotations
+
+from relay.core.ladder import reconnect_backoff
+from relay.core.ports import Armed
+from relay.engine import Engine
+from relay.errors import DatabaseRefused
+from relay.keeper import Keeper
+from relay.message import Row, State
+
+CHECK_INTERVAL_S = 0.05
+"""Twenty checks a second under traffic cost eight busy writers nothing measurable."""
+
+POLL_MIN_S = 0.002
+POLL_MAX_S = 0.02
+"""After a row the relay polls so often, backing off to the second, until it arms the doorbell."""
+
+ARM_AFTER_S = 0.1
+ARM_WAIT_S = 0.05
+"""How long one try for the doorbell's lock may wait behind a writer that did not ring."""
+
+DUE_ROWS = 200
+HOLDING_KEYS = 501
+"""One more than is remembered a shard: the shard then counts as full of them."""
+
+REFUSALS_MAX = 20
+BACKLOG_INTERVAL_S = 5.0
+PURGE_INTERVAL_S = 10.0
+PURGE_ROWS = 1000
+LOAD_ROWS = 100
+_NEVER = float("-inf")
+
+
+class Reader:
+    """One life of the sessions: made anew with them."""
+
+    def __init__(self, engine: Engine, keeper: Keeper) -> None:
+        self._engine = engine
+        self._keeper = keeper
+        self._last_row_at = engine.clock.now()
+        self._last_check_at = _NEVER
+        self._poll_s = POLL_MIN_S
+        self._must_check = True
+        self._has_rung = False
+        self._is_armed = False
+        self._is_listening = False
+        """Inserts ring: the lock is ours, or another relay's."""
+        self._next_arm_at = _NEVER
+        self._next_backlog_at = _NEVER
+        self._next_purge_at = _NEVER
+        self._turns = 0
+
+    def on_ring(self) -> None:
+        """An insert rang, an operator's command, or another relay that woke."""
+        self._has_rung = True
+        self._engine.note_due(0.0)
+        self._engine.to_read.set()
+
+    async def run(self) -> None:
+        """Until the sessions are lost; raises DatabaseLost."""
+        engine = self._engine
+        refusals = 0
+        while True:
+            try:
+                wait_s = await self._turn()
+                if refusals:
+                    engine.log.info("reading_resumed")
+                    refusals = 0
+            except DatabaseRefused as error:
+                engine.reading.void_page()
+                refusals += 1
+                if refusals == 1:
+                    engine.log.warning("reading_refused", error=error)
+                if refusals >= REFUSALS_MAX:
+                    raise
+                wait_s = reconnect_backoff(refusals, engine.random.random())
+                await engine.clock.sleep(wait_s)
+            await engine.to_read.wait(wait_s)
+
+    async def _turn(self) -> float:
+        """One look at everything; returns how long to wait for a signal."""
+        engine = self._engine
+        poll_interval_s = engine.settings.poll_interval_s
+        if self._has_rung:
+            await self._wake()
+        if engine.reread:
+            await self._reread()
+        if engine.is_stopping:
+            return poll_interval_s
+        if engine.claimed:
+            await self._take_up()
+        if not engine.reading.cursors:
+            return poll_interval_s
+        await self._keep_house()
+        if engine.is_paused:
+            return poll_interval_s
+        if engine.chains.wanted and await self._load():
+            return 0.0
+        now = engine.clock.now()
+        brought = 0
+        if engine.next_due_at is not None and engine.next_due_at <= now:
+            brought += await self._read_due()
+        is_idle = now - self._last_row_at >= ARM_AFTER_S
+        interval_s = poll_interval_s if is_idle else min(CHECK_INTERVAL_S, poll_interval_s)
+        if self._must_check or now - self._last_check_at >= interval_s:
+            self._must_check = False
+            self._last_check_at = now
+            engine.reading.on_check(await self._keeper.check())
+            engine.metrics.late_commit_writers = engine.reading.open_writers
+            engine.metrics.newest_seq = engine.reading.last_seq
+        shards, limit = self._room()
+        if not shards:
+            # Full: whatever leaves memory wakes this loop.
+            return poll_interval_s
+        if engine.reading.has_news() or (not is_idle and engine.reading.may_read_beyond()):
+            brought += await self._read_page(shards, limit)
+        return await self._next_wait(brought)
+
+    async def _next_wait(self, brought: int) -> float:
+        engine = self._engine
+        now = engine.clock.now()
+        poll_interval_s = engine.settings.poll_interval_s
+        if brought:
+            self._last_row_at = now
+            self._poll_s = POLL_MIN_S
+            if self._is_armed:
+                await self._disarm()
+            if engine.reading.has_news():
+                return 0.0
+        wait_s = self._poll_s
+        if now - self._last_row_at >= ARM_AFTER_S:
+            wait_s = poll_interval_s
+            if not self._is_listening and now >= self._next_arm_at and await self._arm():
+                # Whoever inserted before the lock was granted did not ring: read once more.
+                return 0.0
+        else:
+            self._poll_s = min(self._poll_s * 1.5, POLL_MAX_S)
+        if engine.next_due_at is not None:
+            wait_s = min(wait_s, max(0.0, engine.next_due_at - now))
+        return min(wait_s, poll_interval_s)
+
+    # ------------------------------------------------------------ the doorbell
+
+    async def _arm(self) -> bool:
+        engine = self._engine
+        info = engine.info
+        if info is None or not info.is_direct or not info.has_doorbell:
+            return False
+        self._next_arm_at = engine.clock.now() + engine.settings.poll_interval_s
+        armed = await engine.outbox.arm(min(ARM_WAIT_S, engine.settings.poll_interval_s))
+        self._is_armed = armed is Armed.GRANTED
+        self._is_listening = armed is not Armed.TIMED_OUT
+        self._must_check = self._is_listening
+        return self._is_listening
+
+    async def _disarm(self) -> None:
+        self._is_armed = self._is_listening = False
+        await self._engine.outbox.disarm()
+
+    async def _wake(self) -> None:
+        # Cleared before anything is read, so that a ring during the read is not lost.
+        self._has_rung = False
+        self._must_check = True
+        self._last_row_at = self._engine.clock.now()
+        self._poll_s = POLL_MIN_S
+        if self._is_armed:
+            await self._disarm()
+        self._is_listening = False
+
+    # ------------------------------------------------------------ reading
+
+    async def _take_up(self) -> None:
+        """New shards: first what is held in them, then they are read."""
+        engine = self._engine
+        claims = list(engine.claimed)
+        holding = await engine.outbox.holding_keys([claim.shard for claim in claims], HOLDING_KEYS)
+        for claim in claims:
+            if claim not in engine.claimed:
+                continue  # Lost or given away meanwhile.
+            engine.claimed.remove(claim)
+            keys = [row.key for row in holding.get(claim.shard, ()) if row.key is not None]
+            engine.chains.set_holding(claim.shard, keys)
+            engine.reading.add_shard(claim.shard, claim.floor)
+        engine.note_due(0.0)
+        self._must_check = True
+
+    def _room(self) -> tuple[list[int], int]:
+        """The shards to read and how many rows of each, within the bounds of rows and bytes."""
+        engine = self._engine
+        settings = engine.settings
+        chains = engine.chains
+        room = settings.read_ahead_max - len(chains)
+        if room < settings.read_ahead_max // 4 and chains.ready:
+            return [], 0
+        inline_room = settings.bytes_max // 2 - (chains.bytes - chains.large_bytes)
+        room = min(room, inline_room // engine.inline_bytes)
+        engine.metrics.backpressure.set("bytes", inline_room < engine.inline_bytes, engine.clock.now())
+        if room <= 0:
+            return [], 0
+        # One hot key's shard may not fill the memory: cold keys flow beside it.
+        shard_max = max(1, settings.read_ahead_max // 4)
+        shards = [shard for shard in engine.reading.cursors if chains.count(shard) < shard_max]
+        if len(shards) > room:
+            self._turns += 1
+            at = self._turns * room % len(shards)
+            shards = (shards[at:] + shards[:at])[:room]
+        if not shards:
+            return [], 0
+        return shards, min(room // len(shards), shard_max)
+
+    async def _read_page(self, shards: list[int], limit: int) -> int:
+        engine = self._engine
+        request = engine.reading.request(shards, limit, engine.inline_bytes)
+        started = engine.clock.now()
+        page = await engine.outbox.page(request)
+        engine.metrics.claim_seconds.observe(engine.clock.now() - started)
+        rows = engine.reading.on_page(request, page)
+        engine.metrics.rows_read += len(rows)
+        return self._admit(rows)
+
+    def _admit(self, rows: list[Row]) -> int:
+        """Rows as read from the table: those before their time go aside as scheduled (H6)."""
+        engine = self._engine
+        scheduled: list[Row] = []
+        if any(row.rare for row in rows):
+            now = engine.database_time.now()
+            scheduled = [row for row in rows if row.rare and row.rare.get("available_at", now) > now]
+        if scheduled:
+            early = set(scheduled)
+            rows = [row for row in rows if row not in early]
+            engine.decisions.scheduled.extend(row for row in scheduled if engine.chains.admit_scheduled(row))
+            engine.to_settle.set()
+        return engine.admit(rows) + len(scheduled)
+
+    async def _read_due(self) -> int:
+        engine = self._engine
+        engine.next_due_at = None
+        known_until = engine.applied_serial
+        try:
+            due = await engine.outbox.due(dict(engine.reading.cursors), DUE_ROWS)
+        except DatabaseRefused:
+            engine.note_due(engine.settings.poll_interval_s)
+            raise
+        released = [row for row in due.released if row.shard in engine.reading.cursors]
+        blocked = [row for row in due.blocked if row.shard in engine.reading.cursors]
+        brought = engine.admit(released, known_until)
+        engine.test(engine.chains.admit_blocked(blocked))
+        if brought >= DUE_ROWS // 2:
+            engine.note_due(0.0)
+        elif due.next_due_in_s is not None:
+            # What is due and in memory already shows again: not at once.
+            engine.note_due(max(due.next_due_in_s, POLL_MAX_S))
+        return brought
+
+    async def _reread(self) -> None:
+        """Rows that somebody else changed under a decision of ours: their present state counts."""
+        engine = self._engine
+        rows = list(engine.reread)
+        fresh = await engine.outbox.reload(rows)
+        del engine.reread[: len(rows)]
+        kept = {row.seq for row in rows if row.state is not State.FORGOTTEN}
+        engine.chains.finish(rows)
+        self._admit([row for row in fresh if row.seq in kept])
+
+    async def _load(self) -> bool:
+        """Fetch bodies of the rows that are next; false when there is no room for one."""
+        engine = self._engine
+        chains = engine.chains
+        room = engine.settings.bytes_max // 2 - chains.large_bytes
+        batch: list[Row] = []
+        for row in sorted(chains.wanted.values(), key=lambda r: r.seq)[:LOAD_ROWS]:
+            # A body larger than all the room passes alone.
+            if row.size > room and (batch or chains.large_bytes):
+                break
+            batch.append(row)
+            room -= row.size
+        if not batch:
+            return False
+        gone = await engine.outbox.load(batch)
+        chains.finish(gone)
+        missing = set(gone)
+        chains.on_loaded(row for row in batch if row not in missing)
+        engine.to_publish.set()
+        return True
+
+    # ------------------------------------------------------------ house-keeping
+
+    async def _keep_house(self) -> None:
+        """The gauges of the table, and the purge of old marked rows, each at its own interval."""
+        engine = self._engine
+        now = engine.clock.now()
+        if now >= self._next_backlog_at:
+            self._next_backlog_at = now + BACKLOG_INTERVAL_S
+            await self._observe_backlog()
+        if engine.settings.marks_sent and now >= self._next_purge_at:
+            purged = await engine.outbox.purge(engine.settings.retention_s, PURGE_ROWS)
+            more = purged >= PURGE_ROWS
+            self._next_purge_at = now + (0.0 if more else PURGE_INTERVAL_S)
+            if purged:
+                engine.log.debug("purged", rows=purged)
+
+    async def _observe_backlog(self) -> None:
+        engine = self._engine
+        metrics = engine.metrics
+        try:
+            backlog = await engine.outbox.backlog()
+        except DatabaseRefused as error:
+            metrics.forget_backlog()
+            engine.log.warning("backlog_unreadable", error=error)
+            return
+        metrics.backlog_rows = backlog.backlog_rows
+        metrics.backlog_estimated = backlog.is_estimated
+        metrics.oldest_pending_age_seconds = backlog.oldest_pending_age_s
+        metrics.deferred_rows = backlog.deferred_rows
+        metrics.parked_rows = backlog.parked_rows
+        metrics.held_keys = backlog.held_keys
+        metrics.backlog_observed_timestamp_seconds = engine.database_time.now()
