@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 from relay.core.ladder import nack_backoff, next_step, reconnect_backoff
 from relay.core.ports import Broker, Closed, Publication, Rejection, Returned, Setback
-from relay.core.settings import OnUnroutable, Ordering
+from relay.core.settings import Ordering, Unroutable
 from relay.engine import Engine, Signal
 from relay.errors import BrokerError, BrokerRefused, ExchangeMissing
 from relay.message import Aside, Row, State
@@ -245,7 +245,7 @@ class Publisher:
                 back.error,
                 back.exchange,
                 back.routing_key,
-                parks=engine.settings.on_unroutable is OnUnroutable.PARK,
+                parks=engine.settings.on_unroutable is Unroutable.PARK,
             )
 
     def on_blocked(self, reason: str) -> None:

@@ -12,6 +12,7 @@ from enum import StrEnum
 from typing import Any
 
 from relay import urls, values
+from relay.core.settings import Ordering, Unroutable
 
 
 class Sink(StrEnum):
@@ -29,27 +30,11 @@ class Envelope(StrEnum):
     CLOUDEVENTS = "cloudevents"
 
 
-class Ordering(StrEnum):
-    """When a key's next message goes out."""
-
-    STRICT = "strict"
-    PIPELINED = "pipelined"
-    NONE = "none"
-
-
 class SentRows(StrEnum):
     """What becomes of a row that was sent."""
 
     MARK = "mark"
     DELETE = "delete"
-
-
-class Unroutable(StrEnum):
-    """What becomes of a message that reaches no queue."""
-
-    RETRY = "retry"
-    PARK = "park"
-    DROP = "drop"
 
 
 class OnParked(StrEnum):

@@ -8,15 +8,15 @@ from enum import StrEnum
 
 
 class Ordering(StrEnum):
-    """`RELAY_ORDERING`."""
+    """`RELAY_ORDERING`: when a key's next message goes out."""
 
     STRICT = "strict"
     PIPELINED = "pipelined"
     NONE = "none"
 
 
-class OnUnroutable(StrEnum):
-    """`RELAY_UNROUTABLE`."""
+class Unroutable(StrEnum):
+    """`RELAY_UNROUTABLE`: what becomes of a message that reaches no queue."""
 
     RETRY = "retry"
     PARK = "park"
@@ -28,7 +28,7 @@ class EngineSettings:
     """Durations in seconds, sizes in bytes."""
 
     ordering: Ordering = Ordering.STRICT
-    on_unroutable: OnUnroutable = OnUnroutable.RETRY
+    on_unroutable: Unroutable = Unroutable.RETRY
     holds_when_parked: bool = True
     read_ahead_max: int = 4000
     in_flight_max: int = 2000
