@@ -192,9 +192,7 @@ class FakeLink:
                 if row.key is not None and other.row.key == row.key and other.row.state != State.FORGOTTEN:
                     rabbit.oracle.two_of_a_key(self._relay, other.row, row)
             now = rabbit.loop.time()
-            message = Message(
-                self._next_tag, row, rabbit.oracle.published(self._relay, row, now, EPOCH_S + now)
-            )
+            message = Message(self._next_tag, row, rabbit.oracle.published(self._relay, row, now, EPOCH_S + now))
             self._next_tag += 1
             self._in_flight[message.tag] = message
             self._by_id[row.id] = message
@@ -202,9 +200,7 @@ class FakeLink:
             written.append(message)
         if written:
             rabbit.history.note(self._relay, "publishes", [each.row.id for each in written])
-            self._arrives_at = max(
-                rabbit.loop.time() + rabbit.draw(rabbit.options.latency), self._arrives_at + 1e-6
-            )
+            self._arrives_at = max(rabbit.loop.time() + rabbit.draw(rabbit.options.latency), self._arrives_at + 1e-6)
             rabbit.loop.call_at(self._arrives_at, self._arrive, len(written), context=OUTSIDE)
         return Publication(taken, rejected)
 
@@ -242,9 +238,7 @@ class FakeLink:
             if not self._is_deaf:
                 self._decided[message.tag] = message
         if count and not self._is_deaf:
-            self._confirms_at = max(
-                rabbit.loop.time() + rabbit.draw(rabbit.options.confirm), self._confirms_at
-            )
+            self._confirms_at = max(rabbit.loop.time() + rabbit.draw(rabbit.options.confirm), self._confirms_at)
             rabbit.loop.call_at(self._confirms_at, self._confirm, context=OUTSIDE)
         if self._wants_room and len(self._pipe) <= rabbit.options.pipe_rows // 2 and not self._is_cut:
             self._wants_room = False

@@ -121,7 +121,8 @@ class Transaction:
     rings: bool = False
     rows: list[DbRow] = field(default_factory=list)
     drawn: dict[str, int] = field(default_factory=dict)
-    seqs: list[int] = field(default_factory=list)
+    seqs: dict[int, int] = field(default_factory=dict)
+    """Each seq it drew, and the tick of that."""
 
 
 class Database:
@@ -271,8 +272,9 @@ class Database:
         assert transaction.is_locked, "a seq is drawn under the table's lock"
         self.put_meta("last_value", self.last_seq() + 1)
         self.put_meta("is_called", 1)
-        transaction.seqs.append(self.meta["last_value"])
-        return self.meta["last_value"]
+        seq = self.meta["last_value"]
+        transaction.seqs[seq] = self.oracle.step()
+        return seq
 
     def write(
         self,
@@ -283,7 +285,6 @@ class Database:
         event_type: str = "ok",
         size: int = 10,
         available_in_s: float | None = None,
-        drawn: int | None = None,
     ) -> str:
         """The rest of an INSERT: the xid, the row, the statement trigger. Returns the id."""
         self._require(transaction)
@@ -307,7 +308,7 @@ class Database:
                 available_at=None if available_in_s is None else self.now() + available_in_s,
             )
         )
-        transaction.drawn[id_] = self.oracle.step() if drawn is None else drawn
+        transaction.drawn[id_] = transaction.seqs[seq]
         if self.bell_owner is not None or self.bell_waiter is not None:
             transaction.rings = True
         else:
@@ -368,9 +369,7 @@ class Database:
         if release:
             self.release_locks(transaction)
         else:
-            self.loop.call_later(
-                self.draw(self.options.lock_lag), self.release_locks, transaction, context=OUTSIDE
-            )
+            self.loop.call_later(self.draw(self.options.lock_lag), self.release_locks, transaction, context=OUTSIDE)
 
     def release_locks(self, transaction: Transaction) -> None:
         if self.transactions.get(transaction.vxid) is transaction:
@@ -468,9 +467,7 @@ class Database:
 
     def _rewind(self) -> None:
         """Lose the commits after a boundary at most 0.6 s old; the sequence falls back, up to 32 ahead."""
-        first = max(
-            i for i, each in enumerate(self._boundaries) if i == 0 or each.time <= self.loop.time() - 0.6
-        )
+        first = max(i for i, each in enumerate(self._boundaries) if i == 0 or each.time <= self.loop.time() - 0.6)
         chosen = self.random.randrange(first, len(self._boundaries))
         self.rewind_to(self._boundaries[chosen], self._boundaries[chosen + 1 :])
 
@@ -487,9 +484,7 @@ class Database:
             self.meta["last_value"], self.meta["is_called"] = ahead, 1
         if lost:
             self.oracle.commits_rewound()
-        self.history.note(
-            "database", "rewinds", f"{len(lost)} commits lost, sequence {reached} -> {self.last_seq()}"
-        )
+        self.history.note("database", "rewinds", f"{len(lost)} commits lost, sequence {reached} -> {self.last_seq()}")
 
     @property
     def boundaries(self) -> list[Boundary]:

@@ -165,17 +165,14 @@ class Oracle:
             self.blame(f"I2: {relay} marked {id_} (seq {seq}), which nobody committed")
         elif entry.accepted == 0:
             self.blame(f"I1: {relay} marked {id_} (seq {seq}) sent; no copy of it was confirmed and kept")
-        elif not any(
-            each.relay == relay and each.outcome == Outcome.ACKED for each in self.publications.get(id_, ())
-        ):
+        elif not any(each.relay == relay and each.outcome == Outcome.ACKED for each in self.publications.get(id_, ())):
             self.blame(f"I1: {relay} marked {id_} (seq {seq}) sent; it heard no confirm of its own publish")
 
     def setback(self, relay: str, id_: str, aside: Aside, attempts: int) -> None:
         entry = self.entries[id_]
         if attempts > entry.failures:
             self.blame(
-                f"I5: {relay} charges {id_} (seq {entry.seq}) {attempts} attempts; "
-                f"it failed {entry.failures} times"
+                f"I5: {relay} charges {id_} (seq {entry.seq}) {attempts} attempts; it failed {entry.failures} times"
             )
         if aside is Aside.PARKED:
             entry.was_parked = True
@@ -196,8 +193,7 @@ class Oracle:
         until = self.granted.get((relay, row.shard), 0.0)
         if now_in_database > until:
             self.blame(
-                f"L4: {relay} writes {row.id} for shard {row.shard} "
-                f"{now_in_database - until:.3f} s after its lease"
+                f"L4: {relay} writes {row.id} for shard {row.shard} {now_in_database - until:.3f} s after its lease"
             )
         publication = Publication(row.id, relay, row.shard, tick, now)
         self.publications.setdefault(row.id, []).append(publication)
@@ -260,9 +256,7 @@ class Oracle:
         """Raises Violation when anything was broken, with the end of the history."""
         if not self.violations:
             return
-        words = {
-            word.strip("(),;") for text in self.violations[:1] for word in text.split() if word[:1] == "m"
-        }
+        words = {word.strip("(),;") for text in self.violations[:1] for word in text.split() if word[:1] == "m"}
         raise Violation(
             f"seed {seed}: {len(self.violations)} violations, the first:\n  "
             + "\n  ".join(self.violations[:5])

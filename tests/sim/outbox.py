@@ -275,9 +275,7 @@ class FakeOutbox:
             return
         if self.network.stalled_until > loop.time():
             if self.network.stalled_until > loop.time() + database.options.statement_timeout_s:
-                loop.call_later(
-                    database.options.statement_timeout_s, self._miss_deadline, call, context=OUTSIDE
-                )
+                loop.call_later(database.options.statement_timeout_s, self._miss_deadline, call, context=OUTSIDE)
             loop.call_at(self.network.stalled_until, self._advance, call, context=OUTSIDE)
             return
         at = "between" if call.stages else "before"
@@ -381,11 +379,7 @@ class FakeOutbox:
         if claims:
             self._note(
                 "claims",
-                [
-                    f"{each.shard}@{each.epoch}>{each.floor}"
-                    for each in claims
-                    if database.by_shard[each.shard]
-                ],
+                [f"{each.shard}@{each.epoch}>{each.floor}" for each in claims if database.by_shard[each.shard]],
             )
         return claims
 
@@ -461,9 +455,7 @@ class FakeOutbox:
             return
         for row in database.by_shard[shard].values():
             if row.seq <= floor and row.aside is None and row.sent_at is None:
-                database.oracle.blame(
-                    f"R5: {self.instance} stores floor {floor} of shard {shard} over {row.id}"
-                )
+                database.oracle.blame(f"R5: {self.instance} stores floor {floor} of shard {shard} over {row.id}")
         for transaction in database.transactions.values():
             if not transaction.is_open:
                 continue
@@ -487,9 +479,7 @@ class FakeOutbox:
                 if mine.floor is not None:
                     self._judge_floor(number, mine.floor)
                 floor = shard.floor if mine.floor is None else mine.floor
-                database.put_shard(
-                    number, replace(shard, owner=None, owner_pid=None, leased_until=0.0, floor=floor)
-                )
+                database.put_shard(number, replace(shard, owner=None, owner_pid=None, leased_until=0.0, floor=floor))
                 given.append(number)
         self._commit()
         self._note("releases", [each for each in given if database.by_shard[each]])
@@ -550,9 +540,7 @@ class FakeOutbox:
         self._maybe_refuse(database.options.page_refusals)
         ended = [
             number
-            for number, xid, gone, asked in zip(
-                request.numbers, request.xids, request.gone, request.asked, strict=True
-            )
+            for number, xid, gone, asked in zip(request.numbers, request.xids, request.gone, request.asked, strict=True)
             if gone
             or (xid is None and asked)
             or (xid is not None and xid not in database.running and xid < database.meta["next_xid"])
@@ -626,9 +614,7 @@ class FakeOutbox:
         return Due(released, blocked, min(later) - now if later else None)
 
     async def holding_keys(self, shards: Sequence[int], limit: int) -> Mapping[int, Sequence[Row]]:
-        return await self._call(
-            "holding_keys", "reader", at_once(lambda: self._holding_keys(shards, limit)), shards
-        )
+        return await self._call("holding_keys", "reader", at_once(lambda: self._holding_keys(shards, limit)), shards)
 
     def _holding_keys(self, shards: Sequence[int], limit: int) -> Mapping[int, Sequence[Row]]:
         found: dict[int, list[Row]] = {}
@@ -791,9 +777,7 @@ class FakeOutbox:
         )
         return settled
 
-    def _mark(
-        self, row: Row, settled: Settled, touched: list[tuple[int, Key | None]], unsent: list[str]
-    ) -> None:
+    def _mark(self, row: Row, settled: Settled, touched: list[tuple[int, Key | None]], unsent: list[str]) -> None:
         """S2: by ctid, then by id; a locked row is kept, a missing one is done."""
         database = self.database
         stored = database.rows.get((row.seq, row.id))
@@ -827,9 +811,7 @@ class FakeOutbox:
         ):
             database.oracle.setback(self.instance, setback.row.id, setback.aside, setback.attempts)
 
-    def _move(
-        self, row: Row, settled: Settled, touched: list[tuple[int, Key | None]], **changes: object
-    ) -> bool:
+    def _move(self, row: Row, settled: Settled, touched: list[tuple[int, Key | None]], **changes: object) -> bool:
         """By ctid and seq only: a miss means that somebody changed the row."""
         stored = self.database.rows.get((row.seq, row.id))
         if (

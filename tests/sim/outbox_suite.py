@@ -108,14 +108,10 @@ def fenced(claims: Mapping[int, Claim], rows: Sequence[Row]) -> dict[int, int]:
     return {row.shard: claims[row.shard].epoch for row in rows}
 
 
-async def defer(
-    outbox: Outbox, claims: Mapping[int, Claim], rows: Sequence[Row], delay_s: float, aside: Aside
-) -> None:
+async def defer(outbox: Outbox, claims: Mapping[int, Claim], rows: Sequence[Row], delay_s: float, aside: Aside) -> None:
     """The first row goes aside, the others are its followers."""
     setback = Setback(rows[0], aside, True, delay_s, 1, "unroutable", "312 NO_ROUTE", "events", "ok")
-    settled = await outbox.settle(
-        Settlement(fences=fenced(claims, rows), setbacks=[setback], followers=list(rows[1:]))
-    )
+    settled = await outbox.settle(Settlement(fences=fenced(claims, rows), setbacks=[setback], followers=list(rows[1:])))
     assert not settled.changed
     assert not settled.lost
 
@@ -365,9 +361,7 @@ async def case_a_deferred_head_holds_its_followers(table: Table) -> None:
         due = await outbox.due({shard: 3}, 10)
         assert [row.id for row in due.released] == [id_], index
         assert list(due.blocked) == []
-        settled = await outbox.settle(
-            Settlement(fences=fenced(claims, due.released), sent=list(due.released))
-        )
+        settled = await outbox.settle(Settlement(fences=fenced(claims, due.released), sent=list(due.released)))
         assert settled.promoted == ({shard} if index < 2 else set())
     assert (await outbox.backlog()).backlog_rows == 0
 

@@ -31,9 +31,7 @@ class Bench:
         self.loop = loop
         self.history = History(loop.time)
         self.oracle = Oracle(self.history)
-        self.database = Database(
-            loop, random.Random(1), self.oracle, self.history, options or DatabaseOptions()
-        )
+        self.database = Database(loop, random.Random(1), self.oracle, self.history, options or DatabaseOptions())
         self.network = Network()
         self.rabbit = Rabbit(loop, random.Random(2), self.oracle, self.history, broker or BrokerOptions())
 
@@ -63,9 +61,7 @@ class FakeTable(Bench):
         self, key: str | None, count: int = 1, *, available_in_s: float | None = None, size: int = 10
     ) -> list[str]:
         writer = self.database.begin()
-        ids = [
-            self.database.insert(writer, key, available_in_s=available_in_s, size=size) for _ in range(count)
-        ]
+        ids = [self.database.insert(writer, key, available_in_s=available_in_s, size=size) for _ in range(count)]
         self.database.end(writer, commit=True)
         # The suite settles without a broker: the oracle is told that all was delivered.
         for each in ids:
@@ -249,9 +245,7 @@ def test_an_outcome_can_be_unknown() -> None:
         bench.oracle.publications = {}
         rows = list((await outbox_suite.read(outbox, claims)).rows)
         stop = bench.network.stop("settle", at="after")
-        settling = asyncio.ensure_future(
-            outbox.settle(Settlement(fences=outbox_suite.fenced(claims, rows), sent=rows))
-        )
+        settling = asyncio.ensure_future(outbox.settle(Settlement(fences=outbox_suite.fenced(claims, rows), sent=rows)))
         await stop.reached()
         assert isinstance(outbox, FakeOutbox)
         outbox.is_cut = True
@@ -274,9 +268,7 @@ def test_a_settlement_in_progress_keeps_others_from_claiming() -> None:
         rows = list((await outbox_suite.read(first, claims)).rows)
         shard = rows[0].shard
         stop = bench.network.stop("settle", at="between")
-        settling = asyncio.ensure_future(
-            first.settle(Settlement(fences=outbox_suite.fenced(claims, rows), sent=rows))
-        )
+        settling = asyncio.ensure_future(first.settle(Settlement(fences=outbox_suite.fenced(claims, rows), sent=rows)))
         await stop.reached()
         held = {shard: Held(claims[shard].epoch, None)}
         assert (await first.renew(held, available=True)).renewed == {shard}
