@@ -15,7 +15,7 @@ import os
 import random
 import signal
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Final
 
 import uvloop
@@ -23,7 +23,7 @@ import uvloop
 from relay import __version__, logs
 from relay.broker.amqp import AmqpBroker
 from relay.config import Config
-from relay.core.settings import EngineSettings, OnUnroutable, Ordering
+from relay.core.settings import EngineSettings, Unroutable, Ordering
 from relay.engine import DatabaseTime
 from relay.errors import DrainIncomplete, RelayError
 from relay.http import Heartbeat, HttpServer, Readiness
@@ -65,12 +65,12 @@ def run(config: Config, warnings: Sequence[str] = ()) -> int:
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as loop:
             loop.run(_Daemon(config, log).live())
     except RelayError as error:
-        log.error("stopped", error=error, hint=error.hint, exit_code=error.exit_code)
+        log.error("exited", error=error, hint=error.hint, exit_code=error.exit_code)
         return error.exit_code
     except BaseException as error:
-        log.error("stopped", error=error, exit_code=1)
+        log.error("exited", error=error, exit_code=1)
         raise
-    log.info("stopped", exit_code=0)
+    log.info("exited", exit_code=0)
     return 0
 
 
@@ -129,9 +129,7 @@ class _Daemon:
             self._log.warning("second_signal", signal=number.name, unsettled=unsettled)
             os._exit(DrainIncomplete.exit_code if unsettled else 0)
         self._is_stopping = True
-        self._log.info(
-            "stopping", signal=number.name, grace_s=self._config.shutdown_grace_s, unsettled=unsettled
-        )
+        self._log.info("stopping", signal=number.name, grace_s=self._config.shutdown_grace_s, unsettled=unsettled)
         last_moment = threading.Timer(
             self._config.shutdown_grace_s + WEDGED_AFTER_GRACE_S, os._exit, (DrainIncomplete.exit_code,)
         )
@@ -144,3 +142,65 @@ class _Daemon:
         while True:
             self._heartbeat.beat()
             await asyncio.sleep(BEAT_INTERVAL_S)
+
+
+# ---------------------------------------------------------------- wiring
+
+
+def _runner(config: Config, metrics: Metrics, readiness: Readiness, log: logs.Log) -> Runner:
+    clock = BootClock()
+    database_time = DatabaseTime(clock)
+    outbox = PostgresOutbox(
+        config.database,
+        config.table,
+        name=config.name,
+        lease_s=config.lease_s,
+        marks_sent=config.sent_rows is SentRows.MARK,
+        holds_when_parked=config.on_parked is OnParked.HOLD,
+        commits_durably=config.settle_commit,
+    )
+    broker = AmqpBroker(
+        config.amqp_urls,
+        Router(config.exchange, config.routing_key),
+        database_now=database_time.now,
+        envelope_name=config.envelope.value,
+        source=config.name,
+        is_mandatory=config.unroutable is not Unroutable.DROP,
+        connection_name=f"outbox-relay {config.name}",
+    )
+    # The system's own randomness: relays that start together must not back off together.
+    seeded = random.Random(random.SystemRandom().getrandbits(64))
+    return Runner(_engine_settings(config), outbox, broker, clock, seeded, metrics, readiness, log, database_time)
+
+
+def _engine_settings(config: Config) -> EngineSettings:
+    return EngineSettings(
+        ordering=Ordering(config.ordering.value),
+        on_unroutable=OnUnroutable(config.unroutable.value),
+        holds_when_parked=config.on_parked is OnParked.HOLD,
+        read_ahead_max=config.max_read_ahead,
+        in_flight_max=config.max_in_flight,
+        bytes_max=config.max_bytes,
+        lease_s=config.lease_s,
+        rate_max=config.max_rate,
+        retry_delays_s=config.retry_delays_s,
+        age_max_s=config.max_age_s,
+        retention_s=config.retention_s,
+        marks_sent=config.sent_rows is SentRows.MARK,
+        confirm_timeout_s=config.confirm_timeout_s,
+        poll_interval_s=config.poll_interval_s,
+    )
+
+
+@contextlib.contextmanager
+def _serving(config: Config, metrics: Metrics, readiness: Readiness, heartbeat: Heartbeat) -> Iterator[int | None]:
+    """The HTTP server while the relay lives; its port, None where RELAY_LISTEN is empty. Raises ListenFailed."""
+    if config.listen is None:
+        yield None
+        return
+    server = HttpServer(config.listen, metrics, readiness, heartbeat, redact=config.redactor.redact)
+    server.start()
+    try:
+        yield server.port
+    finally:
+        server.close()
