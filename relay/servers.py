@@ -1,11 +1,11 @@
 """Throwaway private PostgreSQL and RabbitMQ servers for `relay demo`, the tests and the benchmark.
 
-Owns: the processes that it starts, their ports (20,000-32,000 on 127.0.0.1) and their private directories. It finds
-installed binaries; it installs nothing, and no other server on the machine is looked at, used or stopped.
+Owns: the processes that it starts, their ports (20,000-32,000 on 127.0.0.1) and their private directories. It
+finds installed programs and installs nothing; no other server on the machine is looked at, used or stopped.
 
-States of a server: running, frozen (SIGSTOP), stopped; `restart` leads from each of them to running, with the data
-kept. `close` ends it for good and removes the directory if the server made it. Every server is closed on leaving its
-`with` block and at exit; a guard process ends it when this process is killed with SIGKILL.
+States of a server: running, frozen (SIGSTOP), stopped; `restart` leads from each of them to running, with the
+data kept. `close` ends it for good and removes the directory if the server made it. Every server is closed on
+leaving its `with` block and at exit; a guard process ends it when this process is killed with SIGKILL.
 
 All calls are blocking; from a running event loop use `asyncio.to_thread`.
 """
@@ -33,6 +33,10 @@ from relay.errors import RelayError
 LOOPBACK = "127.0.0.1"
 # Below Linux's ephemeral range (32768 and up), so that no outgoing connection takes a port first.
 PORTS = range(20_000, 32_000)
+# Where Debian installs them, outside of the PATH.
+POSTGRES_HOME = Path("/usr/lib/postgresql")
+RABBITMQ_HOME = Path("/usr/lib/rabbitmq/bin")
+ERLANG_HOME = Path("/usr/lib/erlang")
 START_TIMEOUT_S = 90.0
 STOP_TIMEOUT_S = 30.0
 
@@ -72,9 +76,7 @@ class _Server:
 
     def __init__(self, directory: Path | None) -> None:
         self._made_directory = directory is None
-        self.directory = (
-            Path(tempfile.mkdtemp(prefix=f"relay-{self.kind}-")) if directory is None else directory
-        )
+        self.directory = Path(tempfile.mkdtemp(prefix=f"relay-{self.kind}-")) if directory is None else directory
         self.directory.mkdir(parents=True, exist_ok=True)
         self.log = self.directory / "server.log"
         self._process: subprocess.Popen[bytes] | None = None
@@ -100,7 +102,7 @@ class _Server:
         return self._process is not None and self._process.poll() is None
 
     def restart(self) -> None:
-        """Stop if running, start again on the same port with the same data; returns when it accepts connections."""
+        """Stop if running, start on the same port with the same data; returns when it accepts connections."""
         self.stop()
         self._launch()
 
@@ -147,9 +149,7 @@ class _Server:
     ) -> subprocess.Popen[bytes]:
         """A child in a session of its own; its group gets the signal `death` should this process vanish."""
         # -1: Python leaves the supplementary groups alone. A changed user must lose root's.
-        identity = (
-            {} if user is None else {"user": user, "group": pwd.getpwnam(user).pw_gid, "extra_groups": []}
-        )
+        identity = {} if user is None else {"user": user, "group": pwd.getpwnam(user).pw_gid, "extra_groups": []}
         with self.log.open("ab") as log:
             child: subprocess.Popen[bytes] = subprocess.Popen(  # type: ignore[call-overload]
                 command,
@@ -161,9 +161,9 @@ class _Server:
                 start_new_session=True,
                 **identity,
             )
-        # The guard reads a pipe whose other end only this process holds: a line means "stand down", its end means
-        # that this process died without a word.
-        script = f"read line || kill -{death.value} -- -{child.pid}"
+        # The guard reads a pipe whose other end only this process holds: a line means "stand down", its end
+        # means that this process died without a word. (dash's kill knows no "--".)
+        script = f"read line || kill -{death.value} -{child.pid}"
         guard = subprocess.Popen(
             ["/bin/sh", "-c", script],
             stdin=subprocess.PIPE,
@@ -235,8 +235,8 @@ class PostgresServer(_Server):
     ) -> PostgresServer:
         """Start a new server in `directory` (None: a private one, removed at `close`).
 
-        `durable=False` turns fsync off: faster, and commits still survive `crash`, as the machine stays up. `options` are settings of
-        postgresql.conf. Raises ServersUnavailable, ServerFailed.
+        `durable=False` turns fsync off: faster, and commits still survive `crash`, as the machine stays up.
+        `options` are settings of postgresql.conf. Raises ServersUnavailable, ServerFailed.
         """
         server = cls(directory, durable=durable, options=options or {})
         with _closed_on_failure(server):
@@ -276,7 +276,7 @@ class PostgresServer(_Server):
         self.sql(f"drop database if exists {_identifier(name)} with (force)")
 
     def stop(self, mode: str = "fast") -> None:
-        """Shut down: `smart` waits for clients, `fast` ends their sessions, `immediate` skips the checkpoint."""
+        """Shut down: `smart` awaits the clients, `fast` ends their sessions, `immediate` skips the checkpoint."""
         signals = {"smart": signal.SIGTERM, "fast": signal.SIGINT, "immediate": signal.SIGQUIT}
         self.thaw()
         self._dismiss_guards()
@@ -325,7 +325,8 @@ class PostgresServer(_Server):
             [str(self._programs / "postgres"), "-D", str(self.data), *settings],
             environment={"PATH": os.environ["PATH"], "LC_ALL": "C.UTF-8"},
             user=self._user,
-            death=signal.SIGQUIT,  # immediate shutdown; the postmaster ends its children, which lead groups of their own
+            # Immediate shutdown: the postmaster ends its children, which lead groups of their own.
+            death=signal.SIGQUIT,
         )
         self._await_ready(self._accepts_connections)
 
@@ -418,7 +419,7 @@ class RabbitServer(_Server):
         return _run([str(self._programs / "rabbitmqctl"), "--quiet", *arguments], self._environment)
 
     def eval(self, expressions: str) -> str:
-        """Evaluate Erlang in the node, some 10 ms: `eval("rabbit_vhost:list_names()")` returns the term's text."""
+        """Evaluate Erlang in the node (10 ms) and return the term's text: `eval("rabbit_vhost:list_names()")`."""
         command = [_erl_call(), "-n", self.node, "-c", self._cookie, "-e"]
         answer = _run(command, self._environment, stdin=f"{expressions}.\n")
         if not answer.startswith("{ok,"):
@@ -444,7 +445,7 @@ class RabbitServer(_Server):
         self.eval(f"vm_memory_monitor:set_vm_memory_high_watermark({'{absolute, 1}' if on else '0.4'})")
 
     def stop(self) -> None:
-        """SIGTERM to the node: it closes its connections and ends, about 1 s."""
+        """SIGTERM: the node closes its connections and ends, in 1 s, or 6 s with the management plugin."""
         self.thaw()
         if self.is_running:
             _signal([self.broker_pid], signal.SIGTERM)
@@ -505,33 +506,34 @@ class RabbitServer(_Server):
 
 
 def find_postgres() -> Path:
-    """The folder of `postgres`, `initdb` and `psql`: Debian's newest, else the PATH's. Raises ServersUnavailable."""
-    versions = sorted(
-        Path("/usr/lib/postgresql").glob("*/bin/postgres"), key=lambda p: float(p.parts[4]), reverse=True
-    )
+    """The folder of `postgres`, `initdb` and `psql`: Debian's newest, else the PATH's.
+
+    Raises ServersUnavailable.
+    """
+    versions = sorted(POSTGRES_HOME.glob("*/bin/postgres"), key=lambda p: float(p.parts[-3]), reverse=True)
     on_path = shutil.which("postgres")
     for program in [*versions, *([Path(on_path).resolve()] if on_path else [])]:
         if all((program.parent / name).exists() for name in ("initdb", "psql")):
             return program.parent
     raise ServersUnavailable(
         "PostgreSQL's programs (postgres, initdb, psql) are not installed",
-        hint="install PostgreSQL 14 or newer (Debian: apt-get install postgresql), or run `make setup` as root",
+        hint="install PostgreSQL 14 or newer (Debian: apt-get install postgresql), or run `make setup`",
     )
 
 
 def find_rabbitmq() -> Path:
     """The folder of `rabbitmq-server` and `rabbitmqctl`. Raises ServersUnavailable.
 
-    Debian's own folder first: the scripts of the same name in /usr/sbin insist on root and on the user `rabbitmq`.
+    Debian's own folder first: the scripts of the same name in /usr/sbin insist on the user `rabbitmq`.
     """
     on_path = shutil.which("rabbitmq-server")
-    for folder in [Path("/usr/lib/rabbitmq/bin"), *([Path(on_path).parent] if on_path else [])]:
+    for folder in [RABBITMQ_HOME, *([Path(on_path).parent] if on_path else [])]:
         if (folder / "rabbitmq-server").exists() and (folder / "rabbitmqctl").exists():
             _erl_call()
             return folder
     raise ServersUnavailable(
         "RabbitMQ (rabbitmq-server) is not installed",
-        hint="install RabbitMQ 3.10 or newer (Debian: apt-get install rabbitmq-server), or run `make setup` as root",
+        hint="install RabbitMQ 3.10 or newer (Debian: apt-get install rabbitmq-server), or run `make setup`",
     )
 
 
@@ -544,17 +546,17 @@ def _epmd() -> str:
 
 
 def _erlang_program(name: str, pattern: str) -> str:
-    found = shutil.which(name) or next((str(path) for path in Path("/usr/lib/erlang").glob(pattern)), None)
+    found = shutil.which(name) or next((str(path) for path in ERLANG_HOME.glob(pattern)), None)
     if found is None:
         raise ServersUnavailable(
             f"Erlang's {name} is not installed",
-            hint="install Erlang with its interface programs (Debian: apt-get install rabbitmq-server erlang-base)",
+            hint="install Erlang's interface programs (Debian: apt-get install erlang-base)",
         )
     return found
 
 
 def _unprivileged_user() -> str | None:
-    """Who runs PostgreSQL: None for the current user; `postgres` where that is root. Raises ServersUnavailable."""
+    """Who runs PostgreSQL: None for this user, `postgres` where that is root. Raises ServersUnavailable."""
     if os.geteuid() != 0:
         return None
     try:
@@ -568,9 +570,7 @@ def _unprivileged_user() -> str | None:
 def _check_reachable(directory: Path, user: str) -> None:
     closed = [str(parent) for parent in directory.resolve().parents if not parent.stat().st_mode & 0o001]
     if closed:
-        raise ServerFailed(
-            f"the user {user} cannot enter {closed[0]}", hint="give a directory that anyone can reach"
-        )
+        raise ServerFailed(f"the user {user} cannot enter {closed[0]}", hint="give a directory that anyone can reach")
 
 
 def _run(command: Sequence[str], environment: Mapping[str, str], stdin: str = "") -> str:
@@ -578,6 +578,7 @@ def _run(command: Sequence[str], environment: Mapping[str, str], stdin: str = ""
     try:
         done = subprocess.run(
             command,
+            check=False,
             input=stdin,
             env=dict(environment),
             capture_output=True,

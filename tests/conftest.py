@@ -1,0 +1,91 @@
+"""Fixtures for tests on real servers: one PostgreSQL and one RabbitMQ a session, a database and a vhost a test.
+
+`RELAY_TEST_DATABASE_URL` and `RELAY_TEST_AMQP_URL` name existing servers to use instead; then tests that
+restart, freeze or crash a server are skipped, and the tests share that one vhost.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import os
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from typing import TypeVar
+from urllib.parse import urlsplit, urlunsplit
+
+import asyncpg
+import pytest
+
+from relay.servers import PostgresServer, RabbitServer
+
+T = TypeVar("T")
+
+_numbers = itertools.count(1)
+
+
+async def eventually(
+    predicate: Callable[[], T | Awaitable[T]], timeout: float = 10.0, *, interval_s: float = 0.01
+) -> T:
+    """Ask until the answer is true, and return it; AssertionError after `timeout` seconds of false ones.
+
+    For what nothing announces (a row, a metric, a file); where there is an event, wait for the event.
+    """
+    deadline = time.monotonic() + timeout
+    while True:
+        answer = predicate()
+        value = await answer if isinstance(answer, Awaitable) else answer
+        if value:
+            return value
+        assert time.monotonic() < deadline, f"not within {timeout} s: {predicate}, last answer {value!r}"
+        await asyncio.sleep(interval_s)
+
+
+@pytest.fixture(scope="session")
+def postgres_server() -> Iterator[PostgresServer]:
+    """The session's PostgreSQL, without fsync. A test that stops or crashes it restarts it."""
+    if "RELAY_TEST_DATABASE_URL" in os.environ:
+        pytest.skip("needs a private PostgreSQL; RELAY_TEST_DATABASE_URL names an existing one")
+    with PostgresServer.start(durable=False) as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
+def rabbit_server() -> Iterator[RabbitServer]:
+    """The session's RabbitMQ node. A test that stops or kills it restarts it."""
+    if "RELAY_TEST_AMQP_URL" in os.environ:
+        pytest.skip("needs a private RabbitMQ; RELAY_TEST_AMQP_URL names an existing one")
+    with RabbitServer.start() as server:
+        yield server
+
+
+@pytest.fixture
+async def database_url(request: pytest.FixtureRequest) -> AsyncIterator[str]:
+    """An empty database of the test's own."""
+    name = f"relay_test_{os.getpid()}_{next(_numbers)}"
+    existing = os.environ.get("RELAY_TEST_DATABASE_URL")
+    server_url = existing or request.getfixturevalue("postgres_server").url()
+    await _execute(server_url, f'create database "{name}"')
+    yield urlunsplit(urlsplit(server_url)._replace(path=f"/{name}"))
+    await _execute(server_url, f'drop database if exists "{name}" with (force)')
+
+
+@pytest.fixture
+def amqp_url(request: pytest.FixtureRequest) -> Iterator[str]:
+    """A vhost of the test's own; its name needs percent-encoding, as users' names do."""
+    existing = os.environ.get("RELAY_TEST_AMQP_URL")
+    if existing:
+        yield existing
+        return
+    server: RabbitServer = request.getfixturevalue("rabbit_server")
+    vhost = f"test/{os.getpid()} {next(_numbers)}"
+    yield server.add_vhost(vhost)
+    server.delete_vhost(vhost)
+
+
+async def _execute(url: str, statement: str) -> None:
+    connection = await asyncpg.connect(url)
+    try:
+        await connection.execute(statement)
+    finally:
+        await connection.close()
