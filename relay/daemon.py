@@ -23,7 +23,7 @@ import uvloop
 from relay import __version__, logs
 from relay.broker.amqp import AmqpBroker
 from relay.config import Config
-from relay.core.settings import EngineSettings, Unroutable, Ordering
+from relay.core.settings import EngineSettings, Unroutable
 from relay.engine import DatabaseTime
 from relay.errors import DrainIncomplete, RelayError
 from relay.http import Heartbeat, HttpServer, Readiness
@@ -31,7 +31,7 @@ from relay.metrics import Metrics, boot_time
 from relay.outbox import PostgresOutbox
 from relay.route import Router
 from relay.runner import Runner
-from relay.settings import OnParked, SentRows, Unroutable
+from relay.settings import OnParked, SentRows
 
 BEAT_INTERVAL_S: Final = 1.0
 
@@ -175,8 +175,8 @@ def _runner(config: Config, metrics: Metrics, readiness: Readiness, log: logs.Lo
 
 def _engine_settings(config: Config) -> EngineSettings:
     return EngineSettings(
-        ordering=Ordering(config.ordering.value),
-        on_unroutable=OnUnroutable(config.unroutable.value),
+        ordering=config.ordering,
+        on_unroutable=config.unroutable,
         holds_when_parked=config.on_parked is OnParked.HOLD,
         read_ahead_max=config.max_read_ahead,
         in_flight_max=config.max_in_flight,
