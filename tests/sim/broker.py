@@ -231,13 +231,12 @@ class FakeLink:
         rabbit = self._rabbit
         if rabbit.is_blocked or rabbit.is_mute:
             return
-        count = len(self._arrived)
         while self._arrived:
             message = self._arrived.popleft()
             self._decide(message)
             if not self._is_deaf:
                 self._decided[message.tag] = message
-        if count and not self._is_deaf:
+        if self._decided and not self._is_deaf:
             self._confirms_at = max(rabbit.loop.time() + rabbit.draw(rabbit.options.confirm), self._confirms_at)
             rabbit.loop.call_at(self._confirms_at, self._confirm, context=OUTSIDE)
         if self._wants_room and len(self._pipe) <= rabbit.options.pipe_rows // 2 and not self._is_cut:

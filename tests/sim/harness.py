@@ -71,7 +71,8 @@ class Program:
         engine = self.runner.engine
         rows = [f"{row.id}:{row.state.name}" for row in engine.chains.rows()]
         return (
-            f"rows {rows[:20]} ready {engine.chains.ready} link {engine.link is not None} "
+            f"rows {rows[:20]} ready {engine.chains.ready} bytes {engine.chains.bytes} "
+            f"large {engine.chains.large_bytes} inline {engine.inline_bytes} link {engine.link is not None} "
             f"shards {list(engine.leases.shards)[:70]} cursors {dict(list(engine.reading.cursors.items())[:20])} "
             f"S {engine.reading.last_seq} paused {engine.is_paused} blocked {engine.is_blocked} "
             f"reasons {self.readiness.reasons}"

@@ -78,6 +78,7 @@ class VirtualLoop(asyncio.BaseEventLoop):
         self._end = BOOT_TIME_S + seconds_max
         self.steps = 0
         self.errors: list[str] = []
+        self.processes: list[Process] = []
         self._owners: WeakKeyDictionary[asyncio.Task[Any], Process] = WeakKeyDictionary()
         self.set_task_factory(self._make_task)
         self.set_exception_handler(self._take_error)
@@ -89,6 +90,8 @@ class VirtualLoop(asyncio.BaseEventLoop):
 
     def spawn(self, process: Process, main: Callable[[], Coroutine[Any, Any, None]]) -> asyncio.Task[None]:
         """Start `main()` as the first task of a process; the call itself happens inside it."""
+
+        self.processes.append(process)
 
         async def enter() -> None:
             await main()
@@ -131,6 +134,13 @@ class VirtualLoop(asyncio.BaseEventLoop):
                 task._log_destroy_pending = False  # type: ignore[attr-defined]
             elif not task.cancelled():
                 task.exception()
+
+    def release_all(self) -> None:
+        """The history is over: nothing is frozen or kept back, so that every task can end."""
+        for process in self.processes:
+            process.life = Life.REAPED
+            self._ready.extend(process.backlog)
+            process.backlog.clear()
 
     # -------------------------------------------------------- BaseEventLoop's hooks
 
@@ -196,9 +206,16 @@ def run_virtual(
     Raises what it raises, `Deadlock` or `Runaway`; `AssertionError` when a task's error went unnoticed.
     """
     loop = VirtualLoop(steps_max=steps_max, seconds_max=seconds_max)
+
+    async def until_the_end() -> T:
+        try:
+            return await main()
+        finally:
+            loop.release_all()
+
     try:
         with asyncio.Runner(loop_factory=lambda: loop) as runner:
-            result = runner.run(main())
+            result = runner.run(until_the_end())
         assert not loop.errors, loop.errors
         return result
     finally:

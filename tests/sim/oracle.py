@@ -65,6 +65,7 @@ class Entry:
     """False once its commit was lost with the database."""
     was_parked: bool = False
     is_discarded: bool = False
+    is_sent: bool = False
     failures: int = 0
     copies: int = 0
     accepted: int = 0
@@ -163,10 +164,17 @@ class Oracle:
         entry = self.entries.get(id_)
         if entry is None or entry.seq != seq:
             self.blame(f"I2: {relay} marked {id_} (seq {seq}), which nobody committed")
-        elif entry.accepted == 0:
+            return
+        entry.is_sent = True
+        if entry.accepted == 0:
             self.blame(f"I1: {relay} marked {id_} (seq {seq}) sent; no copy of it was confirmed and kept")
         elif not any(each.relay == relay and each.outcome == Outcome.ACKED for each in self.publications.get(id_, ())):
             self.blame(f"I1: {relay} marked {id_} (seq {seq}) sent; it heard no confirm of its own publish")
+
+    def marks_lost(self, ids: Iterable[str]) -> None:
+        """A settlement was lost with the database."""
+        for each in ids:
+            self.entries[each].is_sent = False
 
     def setback(self, relay: str, id_: str, aside: Aside, attempts: int) -> None:
         entry = self.entries[id_]

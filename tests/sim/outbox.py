@@ -765,7 +765,7 @@ class FakeOutbox:
         settled.promoted = database.promote(touched)
         database.commit(
             synchronous=database.options.settle_synchronous,
-            undone=(lambda: self._note("loses", unsent)) if unsent else None,
+            undone=(lambda: database.oracle.marks_lost(unsent)) if unsent else None,
         )
         self._note(
             "settles",

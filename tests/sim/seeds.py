@@ -367,6 +367,7 @@ async def _history(seed: int) -> Result:
         # It promises its order while nothing fails; nacks and returns fail.
         has_faults = False
         options.broker.nacks = 0.0
+    may_repeat = has_faults or options.broker.nacks > 0
     world = World(seed, options)
     if options.settings.ordering is Ordering.PIPELINED:
         options.database.others_synchronous = True
@@ -380,7 +381,7 @@ async def _history(seed: int) -> Result:
     await world.drain(timeout_s=180.0)
     await world.finish()
     duplicates = world.oracle.duplicates()
-    if not has_faults and not options.broker.nacks and duplicates:
+    if duplicates and not may_repeat:
         world.oracle.blame(f"I4: {duplicates} duplicates and nothing failed")
         world.oracle.check(seed)
     return Result(

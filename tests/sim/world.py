@@ -253,7 +253,7 @@ class World:
             stored = self.database.rows.get((entry.seq, entry.id))
             if not entry.is_alive or entry.is_discarded:
                 continue
-            if stored is None and self.options.settings.marks_sent:
+            if stored is None and not entry.is_sent:
                 self.oracle.blame(f"I1: {entry.id} (seq {entry.seq}) is gone from the table")
             elif stored is not None and stored.sent_at is None:
                 self.oracle.blame(f"I1: {entry.id} (seq {entry.seq}) is still {stored.aside or 'pending'}")
