@@ -11,7 +11,7 @@ import itertools
 import os
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
-from typing import TypeVar
+from typing import Any, TypeVar, overload
 from urllib.parse import urlsplit, urlunsplit
 
 import asyncpg
@@ -24,9 +24,11 @@ T = TypeVar("T")
 _numbers = itertools.count(1)
 
 
-async def eventually(
-    predicate: Callable[[], T | Awaitable[T]], timeout: float = 10.0, *, interval_s: float = 0.01
-) -> T:
+@overload
+async def eventually(predicate: Callable[[], Awaitable[T]], timeout: float = ..., *, interval_s: float = ...) -> T: ...
+@overload
+async def eventually(predicate: Callable[[], T], timeout: float = ..., *, interval_s: float = ...) -> T: ...
+async def eventually(predicate: Callable[[], Any], timeout: float = 10.0, *, interval_s: float = 0.01) -> Any:
     """Ask until the answer is true, and return it; AssertionError after `timeout` seconds of false ones.
 
     For what nothing announces (a row, a metric, a file); where there is an event, wait for the event.

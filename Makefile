@@ -1,0 +1,45 @@
+# Everything here begins with `make setup`, which is quick when there is nothing to do.
+#
+#   make demo                     the whole path on throwaway servers, a relay killed midway
+#   make test                     the short tests          make test-long   those that take minutes
+#   make lint types               ruff, mypy --strict
+#   make sim SEEDS=200 FROM=0     random histories in simulation
+#   make bench                    the drain against the broker's ceiling in C (quiet machine, minutes)
+#
+# make test PYTEST="tests/core -x" passes arguments on.
+
+PYTHON := .venv/bin/python
+SEEDS ?= 200
+FROM ?= 0
+PYTEST ?=
+
+.PHONY: setup demo test test-long lint types format bench sim
+
+setup:
+	@.ci/setup
+
+demo: setup
+	$(PYTHON) -m relay demo
+
+test: setup
+	$(PYTHON) -m pytest $(PYTEST)
+
+test-long: setup
+	$(PYTHON) -m pytest -m long $(PYTEST)
+
+lint: setup
+	$(PYTHON) -m ruff check .
+	$(PYTHON) -m ruff format --check .
+
+format: setup
+	$(PYTHON) -m ruff check --fix .
+	$(PYTHON) -m ruff format .
+
+types: setup
+	$(PYTHON) -m mypy
+
+bench: setup
+	$(PYTHON) -m bench
+
+sim: setup
+	$(PYTHON) -m tests.sim --seeds $(SEEDS) --from $(FROM)
