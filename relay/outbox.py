@@ -1,0 +1,371 @@
+"""The outbox in PostgreSQL: claim, check, read, settle, doorbell, backlog (`core.ports.Outbox`).
+
+Owns: which statement of `sql/queries` does what, the fingerprint to which stored floors belong (R5), whether
+the doorbell's lock is ours. Its three sessions live and die together (`relay/sessions.py`); rows are made in
+`relay/rows.py`, decisions written in `relay/settling.py`. Times are the database's (I7).
+
+Does not decide: what to claim, read, release or settle, nor when. Retries nothing.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Final
+
+from relay.core.ports import (
+    Armed,
+    Backlog,
+    Check,
+    Claim,
+    Due,
+    Held,
+    OutboxInfo,
+    Page,
+    PageRequest,
+    Renewal,
+    Settled,
+    Settlement,
+    Writer,
+)
+from relay.database import mapped_errors
+from relay.errors import DatabaseLost, DatabaseUnavailable
+from relay.message import Row
+from relay.migrate import read_schema
+from relay.outbox_sql import COLUMNS, IDENTIFICATION, refuse_unusable, texts
+from relay.rows import due_rows, page_rows, reloaded_rows
+from relay.sessions import READ_DEADLINE_S, Group, Sessions
+from relay.settling import Settler
+from relay.urls import DatabaseTarget
+from relay.values import TableName
+
+BACKLOG_TIMEOUT_S: Final = 2.0
+"""A gauge is not worth more; one that cannot be read is absent."""
+
+LOAD_BYTES_PER_S: Final = 1024 * 1024
+"""The slowest line that a large body is waited for on."""
+
+
+class PostgresOutbox:
+    """`core.ports.Outbox` over three asyncpg sessions.
+
+    `database` gives the target anew at each `open` (credentials may have changed). `instance` is what leases
+    name as their owner, `name` what people call this relay. `lease_s` bounds every transaction (L7).
+    `settle_commit` false: settlements commit asynchronously. `is_ordered` false (`none`): no key holds a row.
+    """
+
+    def __init__(
+        self,
+        database: Callable[[], DatabaseTarget],
+        table: TableName,
+        *,
+        instance: str,
+        name: str,
+        version: str,
+        lease_s: float,
+        marks_sent: bool,
+        holds_when_parked: bool,
+        is_ordered: bool,
+        settle_commit: bool,
+        poll_interval_s: float,
+    ) -> None:
+        self._database = database
+        self._table = table
+        self._instance = instance
+        self._name = name
+        self._version = version
+        self._lease_s = lease_s
+        self._marks_sent = marks_sent
+        self._is_ordered = is_ordered
+        self._parked_hold = holds_when_parked and is_ordered
+        self._poll_interval_s = poll_interval_s
+        self._sessions = Sessions(lease_s, settle_commit=settle_commit)
+        self._settler = Settler(instance, name, version, marks_sent)
+        self._fingerprint = ""
+        self._has_faults = False
+        self._rings = False
+        """Whether inserts can ring at all: a trigger, and no proxy in between."""
+        self._is_armed = False
+        self._begin_write = ""
+        self._begin_signed = ""
+        self._begin_settlement = ""
+
+    # ------------------------------------------------------------ open and close
+
+    async def open(self, on_ring: Callable[[], None], on_lost: Callable[[str], None]) -> OutboxInfo:
+        """As `core.ports.Outbox.open`; also raises SchemaForeign, DatabaseRefused."""
+        sessions = self._sessions
+        await sessions.open(self._database(), self._name, on_lost)
+        try:
+            info = await self._prepare(on_ring)
+        except DatabaseLost as error:
+            await sessions.close()
+            raise DatabaseUnavailable(error.message) from error
+        except BaseException:
+            await sessions.close()
+            raise
+        return info
+
+    async def _prepare(self, on_ring: Callable[[], None]) -> OutboxInfo:
+        sessions = self._sessions
+        schema = await read_schema(sessions.connection(Group.KEEPER), self._table)
+        sessions.know(IDENTIFICATION)
+        async with sessions.call(Group.READER, READ_DEADLINE_S) as session:
+            identifier = ""
+            if (await session.read("may_identify"))[0]["may_identify"]:
+                identifier = (await session.read("identify"))[0]["system_identifier"]
+            sessions.know(texts(schema, identifier))
+            (found,) = await session.read("inspect", COLUMNS)
+        refuse_unusable(schema, found)
+        self._fingerprint = found["fingerprint"]
+        self._has_faults = found["has_faults"]
+        self._is_armed = False
+        self._begin_write = sessions.begin_write()
+        self._begin_signed = sessions.begin_write(sign=schema.sign)
+        self._begin_settlement = sessions.begin_write(sign=schema.sign, is_settlement=True)
+        self._rings = schema.has_doorbell and sessions.is_direct
+        if self._rings:
+            own_pid = sessions.pid(Group.READER)
+
+            def on_notification(_: object, pid: int, channel: str, payload: object) -> None:
+                if pid != own_pid:
+                    on_ring()
+
+            with mapped_errors():
+                await sessions.connection(Group.KEEPER).add_listener(schema.bell_channel, on_notification)
+        return OutboxInfo(schema.payload_type, sessions.is_direct, self._rings)
+
+    async def close(self) -> None:
+        await self._sessions.close()
+
+    # ------------------------------------------------------------ the keeper's
+
+    @property
+    def _stamp(self) -> str:
+        """What is stored with a lease: the fingerprint, and the policy that parked rows were left under."""
+        return f"{self._fingerprint} {'hold' if self._parked_hold else 'continue'}"
+
+    async def claim(self, shards_max: int) -> Sequence[Claim]:
+        sessions = self._sessions
+        async with (
+            sessions.call(Group.KEEPER, sessions.bound_s) as session,
+            session.transaction(self._begin_signed),
+        ):
+            records = await session.fetch(
+                "claim", shards_max, self._instance, self._lease_s, sessions.is_direct, self._stamp
+            )
+            differing = [record["shard"] for record in records if record["may_differ"]]
+            if differing:
+                keys = await session.fetch("park_policy", differing, self._parked_hold)
+                keys = sorted({(kind, id_) for kind, id_ in keys if id_ is not None})
+                if keys:
+                    await session.fetch("promote", [key[0] for key in keys], [key[1] for key in keys])
+        return [Claim(shard, epoch, floor, is_void) for shard, epoch, floor, is_void, _ in records]
+
+    async def renew(self, held: Mapping[int, Held], *, available: bool) -> Renewal:
+        sessions = self._sessions
+        async with sessions.call(Group.KEEPER, sessions.bound_s) as session:
+            async with session.transaction(self._begin_write):
+                found = await session.fetch_one(
+                    "renew",
+                    *_leases(held),
+                    self._instance,
+                    self._lease_s,
+                    sessions.is_direct,
+                    self._stamp,
+                    self._name,
+                    self._version,
+                    available,
+                )
+            if found["fingerprint"] != self._fingerprint:
+                # Truncated, rewritten or another table by now: what was read and where is void (R5).
+                raise DatabaseLost("the outbox table was rewritten; starting over")
+        self._has_faults = found["has_faults"]
+        shards = found["shards"] or ()
+        due_in_s = found["next_due_in_s"]
+        return Renewal(
+            renewed=frozenset(
+                shard for shard, is_renewed in zip(shards, found["are_renewed"] or (), strict=True) if is_renewed
+            ),
+            mine={
+                shard: (epoch, floor)
+                for shard, epoch, floor in zip(shards, found["epochs"] or (), found["floors"] or (), strict=True)
+            },
+            claimable=found["claimable"],
+            relays=found["other_relays"] + available,
+            is_paused=bool(found["is_paused"]),
+            database_time=found["now"],
+            next_due_in_s=None if due_in_s is None or math.isinf(due_in_s) else due_in_s,
+        )
+
+    async def release(self, held: Mapping[int, Held]) -> None:
+        sessions = self._sessions
+        async with (
+            sessions.call(Group.KEEPER, sessions.bound_s) as session,
+            session.transaction(self._begin_write),
+        ):
+            await session.fetch("release", *_leases(held), self._instance, self._stamp)
+
+    async def leave(self) -> None:
+        sessions = self._sessions
+        async with (
+            sessions.call(Group.KEEPER, sessions.bound_s) as session,
+            session.transaction(self._begin_write),
+        ):
+            await session.fetch("leave", self._instance)
+
+    async def check(self) -> Check:
+        sessions = self._sessions
+        async with sessions.call(Group.KEEPER, sessions.bound_s) as session:
+            ((seq, xmax, now, writers),) = await session.read("check")
+        return Check(seq, [_writer(text, xmax) for text in writers or ()], now)
+
+    # ------------------------------------------------------------ the reader's
+
+    async def page(self, request: PageRequest) -> Page:
+        async with self._sessions.call(Group.READER, READ_DEADLINE_S) as session:
+            records = await session.read(
+                "page",
+                request.numbers,
+                request.lows,
+                request.xids,
+                request.gone,
+                request.asked,
+                request.shards,
+                request.cursors,
+                request.last_seq,
+                request.limit,
+                request.beyond,
+                request.inline_bytes,
+                self._has_faults,
+            )
+        ended = records[0]["ended"] if records else None
+        return Page(ended or (), page_rows(records))
+
+    async def load(self, rows: Sequence[Row]) -> Sequence[Row]:
+        deadline_s = READ_DEADLINE_S + sum(row.size for row in rows) / LOAD_BYTES_PER_S
+        async with self._sessions.call(Group.READER, deadline_s) as session:
+            records = await session.read("load", [row.id for row in rows], [row.seq for row in rows])
+        gone = dict(enumerate(rows, start=1))
+        for number, body in records:
+            row = gone.pop(number)
+            row.payload = body
+            row.size = 0 if body is None else len(body)
+            row.is_loaded = True
+        return list(gone.values())
+
+    async def reload(self, rows: Sequence[Row]) -> Sequence[Row]:
+        async with self._sessions.call(Group.READER, READ_DEADLINE_S) as session:
+            records = await session.read(
+                "reload", [row.id for row in rows], [row.seq for row in rows], self._has_faults
+            )
+        return reloaded_rows(records)
+
+    async def due(self, cursors: Mapping[int, int], limit: int) -> Due:
+        shards = list(cursors)
+        async with self._sessions.call(Group.READER, READ_DEADLINE_S) as session:
+            records = await session.read(
+                "due", shards, list(cursors.values()), limit, self._is_ordered, self._has_faults
+            )
+            ((later_s,),) = await session.read("due_later", shards)
+        released, blocked = due_rows(records)
+        return Due(released, blocked, None if later_s is None or math.isinf(later_s) else later_s)
+
+    async def holding_keys(self, shards: Sequence[int], limit: int) -> Mapping[int, Sequence[Row]]:
+        async with self._sessions.call(Group.READER, READ_DEADLINE_S) as session:
+            records = await session.read("holding_keys", shards, limit)
+        found: dict[int, list[Row]] = {}
+        for shard, seq, id_, event_type, aggregate_type, aggregate_id in records:
+            row = Row(
+                shard,
+                seq,
+                id_,
+                event_type,
+                aggregate_type=aggregate_type,
+                aggregate_id=aggregate_id,
+                is_loaded=False,
+            )
+            found.setdefault(shard, []).append(row)
+        return found
+
+    async def arm(self, wait_s: float) -> Armed:
+        # Whatever the caller's patience: inserts ring while we wait, and polling goes on only after it.
+        wait_s = min(wait_s, self._poll_interval_s)
+        async with self._sessions.call(Group.READER, wait_s + self._sessions.bound_s) as session:
+            if not self._rings:
+                return Armed.TIMED_OUT
+            if self._is_armed:
+                return Armed.GRANTED
+            if (await session.fetch_one("bell_elsewhere", session.pid))["is_elsewhere"]:
+                return Armed.ELSEWHERE
+            # A lock_timeout of 0 would wait for ever.
+            wait_ms = max(1, int(wait_s * 1000))
+            self._is_armed = (await session.fetch_one("bell_wait", wait_ms))["is_granted"]
+            return Armed.GRANTED if self._is_armed else Armed.TIMED_OUT
+
+    async def disarm(self) -> None:
+        async with self._sessions.call(Group.READER, self._sessions.bound_s) as session:
+            if self._is_armed:
+                await session.fetch("bell_release")
+                self._is_armed = False
+
+    async def purge(self, older_than_s: float, limit: int) -> int:
+        """As `core.ports.Outbox.purge`. A row below its shard's floor that was never sent unseats the shard's owner
+        (R5), which the next renewal tells."""
+        look = limit // 16 + 16
+        async with (
+            self._sessions.call(Group.READER, self._sessions.bound_s) as session,
+            session.transaction(self._begin_signed),
+        ):
+            await session.fetch("lower_floors", self._instance, look)
+            ((rows,),) = await session.fetch("purge", self._instance, older_than_s, limit, look)
+        return int(rows)
+
+    async def backlog(self) -> Backlog:
+        sessions = self._sessions
+        async with (
+            sessions.call(Group.READER, READ_DEADLINE_S) as session,
+            session.transaction(sessions.begin_read(BACKLOG_TIMEOUT_S)),
+        ):
+            found = await session.fetch_one("backlog")
+        pending = found["pending"]
+        if found["is_capped"]:
+            pending = max(pending, found["estimate"] or 0)
+        return Backlog(
+            backlog_rows=pending + found["deferred"] + found["held"],
+            is_estimated=found["is_capped"] or found["is_aside_capped"],
+            oldest_pending_age_s=found["oldest_age_s"],
+            deferred_rows=found["deferred"],
+            parked_rows=found["parked"],
+            held_rows=found["held"],
+            held_keys=found["held_keys"],
+            scheduled_rows=found["scheduled"],
+            newest_seq=found["newest_seq"],
+        )
+
+    # ------------------------------------------------------------ the settler's
+
+    async def settle(self, settlement: Settlement) -> Settled:
+        sessions = self._sessions
+        async with (
+            sessions.call(Group.SETTLER, sessions.bound_s) as session,
+            session.transaction(self._begin_settlement),
+        ):
+            return await self._settler.settle(session, settlement)
+
+
+def _leases(held: Mapping[int, Held]) -> tuple[list[int], list[int], list[int | None]]:
+    return (
+        list(held),
+        [lease.epoch for lease in held.values()],
+        [lease.floor for lease in held.values()],
+    )
+
+
+def _writer(text: str, xmax: int) -> Writer:
+    """`vxid|xid`: the lock table has 32 bits of an xid; the whole one lies next to the snapshot's end."""
+    vxid, _, xid = text.partition("|")
+    if not xid:
+        return Writer(vxid, None)
+    distance = (int(xid) - xmax + 2**31) % 2**32 - 2**31
+    return Writer(vxid, xmax + distance)

@@ -1,0 +1,155 @@
+"""The texts of the outbox's statements, with its names in them, and what the relay refuses to work with.
+
+Owns: which files of `sql/queries` the adapter sends and what their placeholders stand for. Sends nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Final
+
+from relay.database import fill, literal, sql_file
+from relay.errors import SchemaIncompatible
+from relay.migrate import Schema
+from relay.rows import body_sql, row_sql
+
+DUE_INLINE_BYTES: Final = 16 * 1024
+"""Larger bodies of rows that fall due are fetched when they are about to go."""
+
+IDENTIFICATION: Final = {name: sql_file(f"queries/{name}.sql") for name in ("may_identify", "identify")}
+"""Statements that need no outbox."""
+
+_QUERIES: Final = (
+    "backlog",
+    "bell_elsewhere",
+    "bell_release",
+    "bell_wait",
+    "check",
+    "claim",
+    "delete",
+    "delete_by_id",
+    "due",
+    "due_later",
+    "fence",
+    "hold",
+    "holding_keys",
+    "inspect",
+    "leave",
+    "load",
+    "lower_floors",
+    "mark",
+    "mark_by_id",
+    "page",
+    "park_policy",
+    "promote",
+    "purge",
+    "release",
+    "reload",
+    "renew",
+    "schedule",
+    "set_back",
+    "test",
+    "unsent",
+)
+
+COLUMNS: Final = (
+    "seq",
+    "created_at",
+    "occurred_at",
+    "sent_at",
+    "due_at",
+    "available_at",
+    "expires_at",
+    "first_failed_at",
+    "last_failed_at",
+    "parked_at",
+    "aggregate_version",
+    "attempts",
+    "schema_version",
+    "shard",
+    "priority",
+    "holds",
+    "mandatory",
+    "id",
+    "event_type",
+    "aggregate_type",
+    "aggregate_id",
+    "payload",
+    "headers",
+    "aside",
+    "content_type",
+    "content_encoding",
+    "exchange",
+    "routing_key",
+    "correlation_id",
+    "causation_id",
+    "producer",
+    "traceparent",
+    "tracestate",
+    "failure_class",
+    "failure_error",
+    "failure_exchange",
+    "failure_routing_key",
+    "failure_relay",
+    "failure_relay_version",
+)
+"""Those of the outbox that the relay reads or writes."""
+
+
+def texts(schema: Schema, system_identifier: str) -> dict[str, str]:
+    """The statements by name, for this outbox."""
+    table = schema.table
+    parts = ("shard", "relay", "fault", "meta", "bell_wait")
+    sequence = table.derived("_seq_seq")
+    oids = f"{schema.table_oid}, pg_relation_filenode({schema.table_oid})"
+    values = {part: table.derived(f"_{part}") for part in parts} | {
+        "table": table.quoted,
+        "sequence": sequence,
+        "sequence_text": literal(sequence),
+        "database_oid": str(schema.database_oid),
+        "table_oid": str(schema.table_oid),
+        "sign_class": str(schema.sign[0]),
+        "sign_object": str(schema.sign[1]),
+        "bell_class": str(schema.bell[0]),
+        "bell_object": str(schema.bell[1]),
+        "bell_channel": literal(schema.bell_channel),
+        "body": body_sql(schema.payload_type),
+        "fingerprint": f"concat_ws('/', {literal(system_identifier)}, {schema.database_oid}, {oids},"
+        f" pg_relation_filenode(to_regclass({literal(sequence)})))",
+    }
+    inline = {"page": "$11::int", "due": str(DUE_INLINE_BYTES), "reload": "-1"}
+    texts = {}
+    for name in _QUERIES:
+        if name in inline:
+            values["row"] = row_sql(schema.payload_type, inline[name])
+        texts[name] = fill(sql_file(f"queries/{name}.sql"), values)
+    return texts
+
+
+def refuse_unusable(schema: Schema, found: Mapping[str, object]) -> None:
+    """What would lose rows silently (R1), each with what to do about it."""
+    table, sequence = schema.table, schema.table.derived("_seq_seq")
+    missing = found["missing_columns"]
+    if missing:
+        assert isinstance(missing, list)
+        raise SchemaIncompatible(f"{table} lacks the columns {', '.join(missing)}", hint="run: relay migrate")
+    if found["has_children"]:
+        raise SchemaIncompatible(
+            f"{table} has partitions or child tables: an insert into one takes no lock on {table}, so that"
+            " rows could be missed",
+            hint=f"detach them (ALTER TABLE … NO INHERIT {table.quoted}), or use another table (RELAY_TABLE)",
+        )
+    if found["cache"] != 1:
+        raise SchemaIncompatible(
+            f"the sequence of {table} has CACHE {found['cache']}: rows would be read in the wrong order or missed",
+            hint=f"ALTER SEQUENCE {sequence} CACHE 1, and reconnect all writers",
+        )
+    max_seq, last_seq = found["max_seq"], found["last_seq"]
+    assert max_seq is None or isinstance(max_seq, int)
+    assert isinstance(last_seq, int)
+    if max_seq is not None and max_seq > last_seq:
+        raise SchemaIncompatible(
+            f"{table} has a row with seq {max_seq}, but its sequence stands at {last_seq} (a restore without the"
+            " sequence, or a subscriber)",
+            hint=f"SELECT setval({literal(sequence)}, {max_seq})",
+        )

@@ -1,0 +1,121 @@
+"""Rows of the outbox as the database gives them, made into `Row`s.
+
+Owns: the order of the columns in `sql/parts/row.sql`, how a body is fetched by the payload's type, and the
+decoding, a positional loop, for it runs once a message. Knows no connection.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+import orjson
+
+from relay.database import fill, sql_file
+from relay.message import Aside, PayloadType, Row
+
+
+@dataclass(frozen=True, slots=True)
+class _Body:
+    """How a body is read: as bytes exactly as stored, and how large it is."""
+
+    bytes: str
+    size: str
+
+
+_TEXT_AS_BYTES = "convert_to(o.payload::text, 'UTF8')"
+
+_BODIES: Final = {
+    # There is no size of a json value that does not read it; but where it is not compressed, its stored size is it.
+    PayloadType.JSON: _Body(
+        _TEXT_AS_BYTES,
+        "CASE WHEN pg_column_compression(o.payload) IS NULL THEN pg_column_size(o.payload)"
+        " ELSE octet_length(o.payload::text) END",
+    ),
+    PayloadType.JSONB: _Body(_TEXT_AS_BYTES, "octet_length(o.payload::text)"),
+    PayloadType.TEXT: _Body(_TEXT_AS_BYTES, "octet_length(o.payload)"),
+    PayloadType.BYTEA: _Body("o.payload", "octet_length(o.payload)"),
+}
+
+
+def body_sql(payload_type: PayloadType) -> str:
+    """The body of a row `o` as bytes."""
+    return _BODIES[payload_type].bytes
+
+
+def row_sql(payload_type: PayloadType, inline: str) -> str:
+    """The columns of a row `o` that the functions below take apart; bodies above `inline` bytes stay behind."""
+    body = _BODIES[payload_type]
+    values = {"body": body.bytes, "large": f"({body.size})", "inline": inline}
+    return fill(sql_file("parts/row.sql"), values).rstrip()
+
+
+def page_rows(records: Iterable[Sequence[Any]]) -> list[Row]:
+    """Rows of `page.sql`: (ended, shard, a row's columns); a shard without a row has nulls."""
+    rows: list[Row] = []
+    append = rows.append
+    for (
+        _,
+        shard,
+        ctid,
+        seq,
+        id_,
+        event_type,
+        aggregate_type,
+        aggregate_id,
+        body,
+        size,
+        occurred_at,
+        created_at,
+        rare,
+        headers,
+        attempts,
+    ) in records:
+        if seq is None:
+            continue
+        append(
+            Row(
+                shard,
+                seq,
+                id_,
+                event_type,
+                ctid=ctid,
+                aggregate_type=aggregate_type,
+                aggregate_id=aggregate_id,
+                payload=body,
+                size=size if size is not None else 0 if body is None else len(body),
+                is_loaded=size is None,
+                occurred_at=occurred_at or 0.0,
+                created_at=created_at or 0.0,
+                rare=None if rare is None else _rare(rare),
+                headers=headers,
+                attempts=attempts,
+            )
+        )
+    return rows
+
+
+def reloaded_rows(records: Iterable[Sequence[Any]]) -> list[Row]:
+    """Rows of `reload.sql`: (shard, a row's columns)."""
+    return page_rows((None, *record) for record in records)
+
+
+def due_rows(records: Iterable[Sequence[Any]]) -> tuple[list[Row], list[Row]]:
+    """Rows of `due.sql`: (aside, is_blocked, shard, a row's columns), as (released, blocked)."""
+    released: list[Row] = []
+    blocked: list[Row] = []
+    for aside, is_blocked, *record in records:
+        for row in page_rows([(None, *record)]):
+            row.aside = Aside(aside)
+            (blocked if is_blocked else released).append(row)
+    return released, blocked
+
+
+def _rare(text: str) -> dict[str, Any]:
+    rare: dict[str, Any] = orjson.loads(text)
+    for name in ("expires_at", "available_at"):
+        if name in rare:
+            # A whole second comes as an integer, an infinite time as a string.
+            rare[name] = float(rare[name])
+    return rare

@@ -1,0 +1,38 @@
+-- Purpose: how much there is to publish and how old the oldest is, for the gauges. Both parts count to 100,000 and then
+--          say so; above that the rows to publish are estimated from the floors.
+-- Locks:   none.
+-- Index:   {read_index} above each shard's floor; {aside_key_index} up to 100,000 entries.
+-- Caller:  relay/outbox.py `backlog`.
+WITH moment AS MATERIALIZED (SELECT statement_timestamp() AS now),
+     last AS MATERIALIZED (SELECT CASE WHEN is_called THEN last_value ELSE last_value - 1 END AS seq FROM {sequence}),
+     pending AS MATERIALIZED (
+        SELECT p.is_due FROM {shard} s CROSS JOIN moment CROSS JOIN LATERAL (
+            SELECT o.available_at IS NULL OR o.available_at <= moment.now AS is_due FROM {table} o
+             WHERE o.shard = s.shard AND o.seq > s.floor AND o.aside IS NULL AND o.sent_at IS NULL LIMIT 100001) p
+         LIMIT 100001),
+     oldest AS MATERIALIZED (
+        SELECT min(greatest(p.created_at, p.available_at)) AS since FROM {shard} s CROSS JOIN moment CROSS JOIN LATERAL (
+            SELECT o.created_at, o.available_at FROM {table} o
+             WHERE o.shard = s.shard AND o.seq > s.floor AND o.aside IS NULL AND o.sent_at IS NULL
+               AND (o.available_at IS NULL OR o.available_at <= moment.now)
+             ORDER BY o.seq LIMIT 1) p
+         WHERE isfinite(p.created_at)),
+     waiting AS MATERIALIZED (
+        SELECT o.aside, o.aggregate_type, o.aggregate_id, greatest(o.created_at, o.available_at) AS since
+          FROM {table} o WHERE o.aside IS NOT NULL LIMIT 100001),
+     counts AS MATERIALIZED (
+        SELECT count(*) AS rows,
+               count(*) FILTER (WHERE aside = 'deferred') AS deferred,
+               count(*) FILTER (WHERE aside = 'parked') AS parked,
+               count(*) FILTER (WHERE aside = 'held') AS held,
+               count(*) FILTER (WHERE aside = 'scheduled') AS scheduled,
+               count(DISTINCT (coalesce(aggregate_type, ''), aggregate_id)) FILTER (WHERE aside = 'held') AS held_keys,
+               min(since) FILTER (WHERE aside IN ('deferred', 'held') AND isfinite(since)) AS since
+          FROM waiting)
+SELECT (SELECT count(*) FILTER (WHERE is_due) FROM pending) AS pending,
+       (SELECT count(*) > 100000 FROM pending) AS is_capped,
+       (SELECT sum(greatest(last.seq - s.floor, 0)) / 64 FROM {shard} s)::bigint AS estimate,
+       c.rows > 100000 AS is_aside_capped, c.deferred, c.parked, c.held, c.scheduled, c.held_keys,
+       date_part('epoch', moment.now) - date_part('epoch', least(oldest.since, c.since)) AS oldest_age_s,
+       last.seq AS newest_seq
+  FROM moment, last, oldest, counts c

@@ -1,0 +1,13 @@
+-- Purpose: rows that were read before their time wait aside for it and hold nobody (H6); which were unchanged.
+-- Values:  $1 ctids, $2 seqs, $3 ids.
+-- Locks:   FOR NO KEY UPDATE SKIP LOCKED on the rows; one that is locked counts as changed.
+-- Index:   none, by address: a miss means that somebody changed the row (S2).
+-- Caller:  relay/settling.py.
+WITH t AS (
+        SELECT o.ctid AS c, o.seq FROM unnest($1::tid[], $2::bigint[], $3::text[]) k(c, seq, id)
+          JOIN {table} o ON o.ctid = k.c
+         WHERE o.seq = k.seq AND o.id = k.id AND o.sent_at IS NULL
+           FOR NO KEY UPDATE OF o SKIP LOCKED),
+     u AS (UPDATE {table} o SET aside = 'scheduled', holds = false, due_at = coalesce(o.available_at, clock_timestamp())
+             FROM t WHERE o.ctid = t.c AND o.seq = t.seq RETURNING o.seq)
+SELECT array_agg(u.seq) AS seqs FROM u
