@@ -10,7 +10,7 @@ import subprocess
 import sys
 import urllib.error
 import urllib.request
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -50,13 +50,15 @@ def command(
 class Daemon:
     """One life of `relay run`."""
 
-    def __init__(self, settings: Mapping[str, str], log: Path) -> None:
+    def __init__(self, settings: Mapping[str, str], log: Path, *, prelude: str = "") -> None:
+        """`prelude` is Python that runs before the command, in its process."""
+        script = f"{prelude}\nfrom relay.cli import main\nraise SystemExit(main(['run']))"
         self.port = free_port()
         listen = {"RELAY_LISTEN": f"127.0.0.1:{self.port}", **settings}
         self.log = log
         self._output = log.open("wb")
         self.process = subprocess.Popen(
-            [*COMMAND, "run"],
+            [sys.executable, "-c", script] if prelude else [*COMMAND, "run"],
             env=environment(listen),
             stdin=subprocess.DEVNULL,
             stdout=self._output,
@@ -88,6 +90,10 @@ class Daemon:
         assert status in (0, 200)
         lines = (line.rpartition(" ") for line in text.splitlines() if not line.startswith("#"))
         return {series: float(value) for series, _, value in lines}
+
+    def metric(self, name: str) -> float:
+        """The sum of a metric's series; 0 where it is absent or nobody answers."""
+        return sum(value for series, value in self.metrics().items() if series.partition("{")[0] == name)
 
     def reasons(self) -> set[str]:
         """Why it is not ready."""
@@ -139,10 +145,10 @@ class Site:
     database: asyncpg.Connection[asyncpg.Record]
     daemons: list[Daemon]
 
-    def start(self, **settings: str) -> Daemon:
+    def start(self, *, prelude: str = "", **settings: str) -> Daemon:
         """Start `relay run`; `settings` without their RELAY_ prefix, in lower case."""
         extra = {f"RELAY_{name.upper()}": value for name, value in settings.items()}
-        daemon = Daemon({**self.settings, **extra}, self.directory / f"relay-{len(self.daemons)}.log")
+        daemon = Daemon({**self.settings, **extra}, self.directory / f"relay-{len(self.daemons)}.log", prelude=prelude)
         self.daemons.append(daemon)
         return daemon
 
@@ -167,10 +173,16 @@ class Site:
         return int(await self.database.fetchval("SELECT count(*) FROM outbox WHERE sent_at IS NULL"))
 
     async def all_sent(self, timeout_s: float = 20.0) -> None:
-        async def is_so() -> bool:
-            return await self.unsent() == 0
+        await self.until("NOT EXISTS (SELECT FROM outbox WHERE sent_at IS NULL)", timeout_s)
 
-        await eventually(is_so, timeout_s)
+    async def until(self, condition: str, timeout_s: float = 20.0) -> None:
+        """Wait until SQL says so."""
+
+        async def is_so() -> bool:
+            return bool(await self.database.fetchval(f"SELECT {condition}"))
+
+        predicate: Callable[[], Awaitable[bool]] = is_so
+        await eventually(predicate, timeout_s)
 
     async def reconnect(self) -> None:
         """A new session of the test's own, after the server was restarted."""

@@ -213,9 +213,7 @@ async def test_check_passes_on_a_good_site(site: Site, rabbit_server: RabbitServ
     document = json.loads(done.stdout)
     assert document["ok"] is True
     levels = {finding["check"]: finding["level"] for finding in document["findings"]}
-    assert {levels[name] for name in ("database", "schema", "rights", "broker", "exchange", "routes")} == {
-        "ok"
-    }
+    assert {levels[name] for name in ("database", "schema", "rights", "broker", "exchange", "routes")} == {"ok"}
 
 
 async def test_check_without_management_says_what_nobody_looked_at(site: Site) -> None:
@@ -246,9 +244,7 @@ async def test_check_reports_both_servers_unreachable() -> None:
     assert "s3cretword" not in done.stdout + done.stderr
 
 
-async def test_check_finds_missing_rights_and_hidden_rows(
-    site: Site, postgres_server: PostgresServer
-) -> None:
+async def test_check_finds_missing_rights_and_hidden_rows(site: Site, postgres_server: PostgresServer) -> None:
     role = f"weak_{os.getpid()}"
     await site.database.execute(
         f"CREATE ROLE {role} LOGIN; GRANT SELECT ON outbox, outbox_meta, outbox_shard TO {role}"

@@ -1,0 +1,121 @@
+"""`relay demo`: the command as a whole, and that its verdict can say no."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import os
+import signal
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from relay.demo.verdict import Event, Evidence, judge, overtakings
+from tests.conftest import eventually
+from tests.e2e.conftest import COMMAND, command, environment
+
+EVENTS = (Event("a1", "a", 1), Event("a2", "a", 2), Event("b1", "b", 1))
+GOOD = Evidence(
+    committed=EVENTS,
+    acknowledged=frozenset({"a1", "a2", "b1"}),
+    rolled_back=frozenset({"z"}),
+    arrivals=["a1", "b1", "a2", "a1"],
+    redeliveries=1,
+    effects={"a": 2, "b": 1},
+    marked_sent=3,
+    kills=1,
+    exit_code=0,
+    elapsed_s=1.0,
+)
+
+
+def test_a_good_run_holds() -> None:
+    verdict = judge(GOOD)
+    assert verdict.holds
+    values = {line.name: line.value for line in verdict.lines}
+    assert values["duplicates (allowed, same id)"] == "1"
+
+
+@pytest.mark.parametrize(
+    ("change", "line"),
+    [
+        ({"arrivals": ["a1", "a2"]}, "events lost"),
+        ({"arrivals": ["a1", "a2", "b1", "z"]}, "rolled back, yet published"),
+        ({"arrivals": ["a2", "a1", "b1"]}, "order violations per key"),
+        ({"effects": {"a": 3, "b": 1}}, "effects missing or applied twice"),
+        ({"effects": {"a": 2}}, "effects missing or applied twice"),
+        ({"marked_sent": 2}, "rows marked sent"),
+        ({"exit_code": 4}, "relay's exit code after SIGTERM"),
+        ({"acknowledged": frozenset({"a1"})}, "events committed"),
+        ({"kills": 0}, "relay killed with SIGKILL"),
+    ],
+)
+def test_each_broken_guarantee_is_named(change: dict[str, object], line: str) -> None:
+    verdict = judge(dataclasses.replace(GOOD, **change))  # type: ignore[arg-type]
+    assert not verdict.holds
+    assert line in verdict.summary
+
+
+def test_only_first_copies_are_judged() -> None:
+    assert overtakings(EVENTS, ["a1", "a2", "a1", "b1"]) == 0
+    assert overtakings(EVENTS, ["a2", "b1", "a1"]) == 1
+
+
+@pytest.fixture
+def open_directory() -> Iterator[Path]:
+    """A directory that the user `postgres` can reach, which pytest's own are not."""
+    with tempfile.TemporaryDirectory() as name:
+        directory = Path(name)
+        directory.chmod(0o755)
+        yield directory
+
+
+def test_the_demo_holds() -> None:
+    began = time.monotonic()
+    done = command("demo", timeout_s=120)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stderr == "", "a pipe gets no progress"
+    assert "FAILED" not in done.stdout
+    assert "order violations per key" in done.stdout
+    assert time.monotonic() - began < 60
+
+
+async def test_interrupt_cleans_everything_up(open_directory: Path) -> None:
+    process = await asyncio.create_subprocess_exec(
+        *COMMAND,
+        "demo",
+        env=environment({"TMPDIR": str(open_directory)}),
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.STDOUT,
+        start_new_session=True,
+    )
+    # Up: the relay's log is there, and so are both servers.
+    await eventually(lambda: list(open_directory.glob("relay-demo-*/relay.log")), 40)
+    children = _descendants(process.pid)
+    assert children
+    process.send_signal(signal.SIGINT)
+    output, _ = await process.communicate()
+    assert process.returncode == 1
+    assert b"Traceback" not in output
+    await eventually(lambda: not [pid for pid in children if Path(f"/proc/{pid}").exists()], 10)
+    assert os.listdir(open_directory) == []
+
+
+def _descendants(pid: int) -> list[int]:
+    """Every process below `pid`, by the parents that /proc names."""
+    parents: dict[int, int] = {}
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            try:
+                fields = (entry / "stat").read_text().rpartition(")")[2].split()
+            except OSError:
+                continue
+            parents[int(entry.name)] = int(fields[1])
+    found, level = [], [pid]
+    while level:
+        level = [child for child, parent in parents.items() if parent in level and child != os.getpid()]
+        found += level
+    return found
