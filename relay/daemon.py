@@ -13,6 +13,7 @@ import asyncio
 import contextlib
 import os
 import random
+import secrets
 import signal
 import threading
 from collections.abc import Iterator, Sequence
@@ -23,7 +24,7 @@ import uvloop
 from relay import __version__, logs
 from relay.broker.amqp import AmqpBroker
 from relay.config import Config
-from relay.core.settings import EngineSettings, Unroutable
+from relay.core.settings import EngineSettings, Ordering, Unroutable
 from relay.engine import DatabaseTime
 from relay.errors import DrainIncomplete, RelayError
 from relay.http import Heartbeat, HttpServer, Readiness
@@ -153,11 +154,16 @@ def _runner(config: Config, metrics: Metrics, readiness: Readiness, log: logs.Lo
     outbox = PostgresOutbox(
         config.database,
         config.table,
+        # Two relays of one name are still two.
+        instance=f"{config.name}/{secrets.token_hex(8)}",
         name=config.name,
+        version=__version__,
         lease_s=config.lease_s,
         marks_sent=config.sent_rows is SentRows.MARK,
         holds_when_parked=config.on_parked is OnParked.HOLD,
-        commits_durably=config.settle_commit,
+        is_ordered=config.ordering is not Ordering.NONE,
+        settle_commit=config.settle_commit,
+        poll_interval_s=config.poll_interval_s,
     )
     broker = AmqpBroker(
         config.amqp_urls,
