@@ -10,6 +10,7 @@ WITH last AS MATERIALIZED (SELECT CASE WHEN is_called THEN last_value ELSE last_
 UPDATE {shard} s
    SET owner = NULL, owner_pid = NULL, owner_backend_start = NULL, leased_until = NULL,
        floor = CASE WHEN s.floor > last.seq OR s.fingerprint IS DISTINCT FROM $5::text THEN 0
+                    WHEN g.floor IS NULL THEN s.floor
                     ELSE greatest(s.floor, least(g.floor, last.seq)) END,
        last_seq = last.seq, fingerprint = $5::text
   FROM locked JOIN unnest($1::smallint[], $2::bigint[], $3::bigint[]) g(shard, epoch, floor) ON g.shard = locked.shard

@@ -15,6 +15,7 @@ WITH last AS MATERIALIZED (SELECT CASE WHEN is_called THEN last_value ELSE last_
         UPDATE {shard} s
            SET leased_until = clock_timestamp() + $5::float8 * interval '1 second',
                floor = CASE WHEN s.floor > last.seq OR s.fingerprint IS DISTINCT FROM $7::text THEN 0
+                            WHEN g.floor IS NULL THEN s.floor
                             ELSE greatest(s.floor, least(g.floor, last.seq)) END,
                last_seq = last.seq, fingerprint = $7::text,
                owner_pid = CASE WHEN $6::bool THEN pg_backend_pid() END,
