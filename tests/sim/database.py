@@ -81,6 +81,7 @@ class DatabaseOptions:
     settle_synchronous: bool = True
     others_synchronous: bool = True
     shards_used: int = 8
+    due_inline_bytes: int = 16_384
     page_refusals: float = 0.0
     settle_refusals: float = 0.0
 

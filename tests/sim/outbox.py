@@ -608,7 +608,7 @@ class FakeOutbox:
         blocked: list[Row] = []
         for row in due[:limit]:
             target = blocked if database.has_blocker(row) else released
-            target.append(self._row(row, 1 << 30))
+            target.append(self._row(row, database.options.due_inline_bytes))
         if due:
             self._note("due", f"{[row.id for row in released]} blocked {[row.id for row in blocked]}")
         return Due(released, blocked, min(later) - now if later else None)
