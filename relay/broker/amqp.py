@@ -17,10 +17,7 @@ from aiormq import Connection
 from aiormq.exceptions import (
     AMQPError,
     AuthenticationError,
-    IncompatibleProtocolError,
-    InvalidFrameError,
     ProbableAuthenticationError,
-    ProtocolSyntaxError,
 )
 from yarl import URL
 
@@ -28,7 +25,7 @@ from relay import __version__
 from relay.broker.encode import Encoder
 from relay.broker.exchanges import Exchanges
 from relay.broker.link import AmqpLink
-from relay.broker.wire import WireFactory
+from relay.broker.wire import Wire, WireFactory
 from relay.core.ports import LinkListener
 from relay.errors import BrokerError, BrokerRefused, BrokerUnavailable, ExchangeMissing
 from relay.message import PayloadType
@@ -115,8 +112,7 @@ class AmqpBroker:
         except TimeoutError as error:
             raise BrokerUnavailable(f"{address} did not answer within {timeout_s:g} s") from error
         except (AMQPError, OSError, ValueError, RuntimeError) as error:
-            refused = factory.wire.refused if factory.wire is not None else None
-            raise _mapped(error, address, refused) from error
+            raise _mapped(error, address, factory.wire) from error
         finally:
             if link is None:
                 await _discard(connection, factory)
@@ -186,15 +182,14 @@ def _nobody() -> None:
     """Nobody waits for an answer here."""
 
 
-def _mapped(error: Exception, address: str, refused: tuple[int, str] | None) -> BrokerError:
-    """A driver's failure to connect, as one of ours; `refused` are the broker's own words if it closed."""
+def _mapped(error: Exception, address: str, wire: Wire | None) -> BrokerError:
+    """A driver's failure to connect, as one of ours; the wire knows what was said on it."""
+    refused = wire.refused if wire is not None else None
     match error:
         case ExchangeMissing():
             return error
         case AuthenticationError() | ProbableAuthenticationError():
-            text = (
-                error.args[0] if isinstance(error, ProbableAuthenticationError) else error.reason % error.args
-            )
+            text = error.args[0] if isinstance(error, ProbableAuthenticationError) else error.reason % error.args
             hint = "check user and password in RELAY_AMQP_URL, and that the user may log in from here"
             return BrokerRefused(f"{address} refused the login: {text}", reply_code=403, hint=hint)
         case _ if refused is not None and refused[0] in (403, 530):
@@ -205,7 +200,7 @@ def _mapped(error: Exception, address: str, refused: tuple[int, str] | None) -> 
             )
         case _ if refused is not None:
             return BrokerUnavailable(f"{address} closed the connection: {refused[0]} {refused[1]}")
-        case IncompatibleProtocolError() | ProtocolSyntaxError() | InvalidFrameError():
+        case _ if wire is not None and not wire.is_amqp:
             hint = "check host, port and scheme of RELAY_AMQP_URL: amqp:// or, with TLS, amqps://"
             return BrokerRefused(f"{address} does not speak AMQP 0-9-1", hint=hint)
         case _ if isinstance(error.__cause__, ssl.SSLCertVerificationError):

@@ -236,9 +236,7 @@ class Encoder:
             if (value := rare.get(column)) is not None:
                 relays[column] = _field(value, column)
         rows = {} if row.headers is None else own_headers(row.headers)
-        entries = [
-            _short("a header's name", name) + value for name, value in rows.items() if name not in relays
-        ]
+        entries = [_short("a header's name", name) + value for name, value in rows.items() if name not in relays]
         entries += [_short(name, name) + value for name, value in relays.items()]
         return _long(b"".join(entries))
 
@@ -320,9 +318,7 @@ class _Shape:
 def own_headers(text: str) -> dict[str, bytes]:
     """A row's `headers` (JSON text) as encoded AMQP fields by name. Raises MessageInvalid."""
     try:
-        value = json.loads(
-            text, parse_int=_parse_integer, parse_float=_parse_fraction, parse_constant=_refuse_constant
-        )
+        value = json.loads(text, parse_int=_parse_integer, parse_float=_parse_fraction, parse_constant=_refuse_constant)
     except RecursionError as error:
         raise MessageInvalid("the headers are nested too deep") from error
     except ValueError as error:

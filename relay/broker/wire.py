@@ -83,7 +83,8 @@ class Wire(asyncio.StreamReaderProtocol):
         self._channel = 0
         self._ack_prefix = _NOTHING
         self._partial = b""
-        self._is_amqp = True
+        self.is_amqp = True
+        """What came so far can be read as frames."""
         self._return: tuple[str, str, str] | None = None
         self._forwarded_at = 0.0
         self.transport: asyncio.Transport | None = None
@@ -134,7 +135,7 @@ class Wire(asyncio.StreamReaderProtocol):
 
     def data_received(self, data: bytes) -> None:
         self.read_at = self._clock()
-        if not self._is_amqp:
+        if not self.is_amqp:
             super().data_received(data)
             return
         if self._partial:
@@ -175,29 +176,25 @@ class Wire(asyncio.StreamReaderProtocol):
             kind, channel, length = _FRAME(data, at)
             if kind not in (1, 2, 3, 8) or length > _FRAME_MAX:
                 # The answer to another protocol version begins with `AMQP`; aiormq knows what to say to it.
-                self._is_amqp = False
+                self.is_amqp = False
                 break
             end = at + _FRAME_MIN + length
             if end > size:
                 break
             if data[end - 1] != _END:
-                self._is_amqp = False
+                self.is_amqp = False
                 break
             if channel == 0:
                 if kind == 1:
                     self._overhear(data[at + 7 : at + 11], data, at + 11)
-            elif (
-                channel == self._channel
-                and self._listener is not None
-                and self._take(kind, data, at + 7, end - 1)
-            ):
+            elif channel == self._channel and self._listener is not None and self._take(kind, data, at + 7, end - 1):
                 if start < at:
                     self._forward(data[start:at])
                 start = end
             at = end
         if start < at:
             self._forward(data[start:at])
-        if self._is_amqp:
+        if self.is_amqp:
             self._partial = data[at:]
             if start and self.read_at - self._forwarded_at > _HEARTBEAT_INTERVAL_S:
                 self._forward(_HEARTBEAT)

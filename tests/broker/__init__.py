@@ -1,0 +1,1 @@
+"""The broker adapter: on a stub that says what a test wants, and on a real RabbitMQ."""
