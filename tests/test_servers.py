@@ -15,8 +15,8 @@ import aio_pika
 import asyncpg
 import pytest
 
-from relay import servers
-from relay.servers import LOOPBACK, PORTS, PostgresServer, RabbitServer, ServersUnavailable, free_port
+from relay.servers import LOOPBACK, PostgresServer, RabbitServer, ServerFailed, ServersUnavailable, free_port, programs
+from relay.servers.process import PORTS
 from tests.conftest import eventually
 
 
@@ -163,8 +163,8 @@ async def test_servers_do_not_outlive_a_process_that_was_killed() -> None:
 
 
 def test_missing_programs_are_named_with_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(servers, "POSTGRES_HOME", Path("/nonexistent"))
-    monkeypatch.setattr(servers, "RABBITMQ_HOME", Path("/nonexistent"))
+    monkeypatch.setattr(programs, "POSTGRES_HOME", Path("/nonexistent"))
+    monkeypatch.setattr(programs, "RABBITMQ_HOME", Path("/nonexistent"))
     monkeypatch.setenv("PATH", "/nonexistent")
     with pytest.raises(ServersUnavailable, match="PostgreSQL") as postgres:
         PostgresServer.start()
@@ -178,7 +178,7 @@ def test_a_server_that_cannot_start_says_why_and_leaves_nothing() -> None:
     directory = Path("/tmp") / f"relay-broken-{os.getpid()}"  # pytest's own folders are closed to the user postgres
     directory.mkdir()
     try:
-        with pytest.raises(servers.ServerFailed, match="unrecognized configuration parameter"):
+        with pytest.raises(ServerFailed, match="unrecognized configuration parameter"):
             PostgresServer.start(directory, options={"no_such_setting": "1"})
     finally:
         shutil.rmtree(directory)
