@@ -15,13 +15,13 @@ from urllib.parse import quote
 import aiormq
 import pytest
 from aiormq.abc import AbstractChannel, DeliveredMessage
-from conftest import eventually
 
 from relay.broker.link import AmqpLink
 from relay.core.ports import Closed
 from relay.errors import BrokerRefused, ExchangeMissing
 from relay.message import PayloadType
 from relay.servers import RabbitServer, free_port
+from tests.conftest import eventually
 
 from .recorder import Recorder, make_broker, make_row, make_rows
 
@@ -136,7 +136,7 @@ async def test_case_12_short_strings_of_254_bytes_arrive_exactly(vhost: Vhost) -
     long = make_row(2, id="é" * 128)
     publication = link.publish([make_row(3), row, long, make_row(4)])
     assert [(each.row.seq, each.reason) for each in publication.rejected] == [(2, "invalid")]
-    assert (await recorder.outcomes_of(3))["acked"] == [3, 1, 4]
+    assert sorted((await recorder.outcomes_of(3))["acked"]) == [1, 3, 4]
     properties = (await vhost.get("short")).header.properties
     assert properties.message_id == properties.message_type == properties.correlation_id == text
     await link.close()
@@ -292,9 +292,7 @@ async def test_case_03_a_body_above_the_brokers_limit(vhost: Vhost, rabbit_serve
         assert (await recorder.outcomes_of(2))["acked"] == [2, 3]
         await link.close()
     finally:
-        await asyncio.to_thread(
-            rabbit_server.eval, f"application:set_env(rabbit, max_message_size, {before})"
-        )
+        await asyncio.to_thread(rabbit_server.eval, f"application:set_env(rabbit, max_message_size, {before})")
 
 
 async def test_case_04_a_full_queue_nacks(vhost: Vhost) -> None:
@@ -362,9 +360,7 @@ async def test_case_38_credentials_and_vhosts_of_all_kinds(rabbit_server: Rabbit
     binary = "<<{}>>".format
     user = binary(",".join(str(byte) for byte in name.encode()))
     secret = binary(",".join(str(byte) for byte in password.encode()))
-    await asyncio.to_thread(
-        rabbit_server.eval, f'rabbit_auth_backend_internal:add_user({user}, {secret}, <<"test">>)'
-    )
+    await asyncio.to_thread(rabbit_server.eval, f'rabbit_auth_backend_internal:add_user({user}, {secret}, <<"test">>)')
     for vhost in ("/", "a/b", "vh ü"):
         if vhost != "/":
             await asyncio.to_thread(rabbit_server.add_vhost, vhost)
