@@ -570,17 +570,18 @@ class FakeOutbox:
         return Page(ended, rows)
 
     async def load(self, rows: Sequence[Row]) -> Sequence[Row]:
-        return await self._call("load", "reader", at_once(lambda: self._load(rows)), rows)
-
-    def _load(self, rows: Sequence[Row]) -> Sequence[Row]:
+        bodies = await self._call("load", "reader", at_once(lambda: self._load(rows)), rows)
         gone = []
-        for row in rows:
-            stored = self.database.rows.get((row.seq, row.id))
-            if stored is None or stored.sent_at is not None:
+        for row, body in zip(rows, bodies, strict=True):
+            if body is None:
                 gone.append(row)
             else:
-                row.payload, row.is_loaded = stored.payload, True
+                row.payload, row.is_loaded = body, True
         return gone
+
+    def _load(self, rows: Sequence[Row]) -> list[bytes | None]:
+        found = [self.database.rows.get((row.seq, row.id)) for row in rows]
+        return [row.payload if row is not None and row.sent_at is None else None for row in found]
 
     async def reload(self, rows: Sequence[Row]) -> Sequence[Row]:
         return await self._call("reload", "reader", at_once(lambda: self._reload(rows)), rows)
