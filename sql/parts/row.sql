@@ -8,10 +8,10 @@ CASE WHEN {large} > {inline} THEN NULL ELSE {body} END AS body,
 CASE WHEN {large} > {inline} THEN {large} END AS size,
 date_part('epoch', coalesce(o.occurred_at, o.created_at)) AS occurred_at,
 date_part('epoch', coalesce(o.created_at, o.occurred_at)) AS created_at,
-CASE WHEN num_nonnulls(o.aggregate_version, o.content_type, o.content_encoding, o.exchange, o.routing_key,
-                       o.correlation_id, o.causation_id, o.producer, o.traceparent, o.tracestate, o.priority,
-                       o.mandatory, o.expires_at, o.available_at) > 0 OR o.schema_version <> 1
-     THEN jsonb_strip_nulls(jsonb_build_object(
+CASE WHEN ROW(o.aggregate_version, o.content_type, o.content_encoding, o.exchange, o.routing_key, o.correlation_id,
+              o.causation_id, o.producer, o.traceparent, o.tracestate, o.priority, o.mandatory, o.expires_at,
+              o.available_at) IS NULL AND coalesce(o.schema_version, 1) = 1 THEN NULL
+     ELSE jsonb_strip_nulls(jsonb_build_object(
           'aggregate_version', o.aggregate_version, 'schema_version', nullif(o.schema_version, 1),
           'content_type', o.content_type, 'content_encoding', o.content_encoding, 'exchange', o.exchange,
           'routing_key', o.routing_key, 'correlation_id', o.correlation_id, 'causation_id', o.causation_id,
