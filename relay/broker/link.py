@@ -135,7 +135,7 @@ class AmqpLink:
     async def close(self) -> None:
         """See `Link.close`. Takes at most `CLOSE_TIMEOUT_S`."""
         if not self._is_closed:
-            self._end(Closed.CONNECTION, "closed by the relay", is_own=True)
+            self._end(Closed.CONNECTION, "closed by the relay")
         if self._shutting is not None:
             await asyncio.wait([self._shutting])
 
@@ -229,7 +229,7 @@ class AmqpLink:
         if not self._is_closed and not self._is_blocked:
             self._listener.on_writable()
 
-    def _end(self, closed: Closed, error: str, *, is_own: bool = False) -> None:
+    def _end(self, closed: Closed, error: str) -> None:
         """The link's last word, once; the socket is closed behind it."""
         self._flush()
         if self._is_closed:
@@ -241,8 +241,8 @@ class AmqpLink:
         self._shutting = self._loop.create_task(self._shut())
         _shutting.add(self._shutting)
         self._shutting.add_done_callback(_shutting.discard)
-        if lost or not is_own:
-            self._listener.on_closed(lost, closed, error)
+        # Even when nothing was in flight: the last confirm may have come while a close was on its way.
+        self._listener.on_closed(lost, closed, error)
 
     async def _shut(self) -> None:
         try:

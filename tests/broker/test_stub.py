@@ -174,10 +174,11 @@ async def test_silence_is_no_outcome(stub: StubBroker) -> None:
     assert recorder.closed == (Closed.CONNECTION, "closed by the relay")
 
 
-async def test_a_close_with_nothing_in_flight_says_nothing(stub: StubBroker) -> None:
+async def test_a_close_with_nothing_in_flight_is_told_too(stub: StubBroker) -> None:
+    """Who decides to close may find everything confirmed by then, and waits for the last word all the same."""
     async with connected(stub) as (_, recorder, peer):
         pass
-    assert recorder.events == []
+    assert recorder.events == [("closed", [])]
     await peer.gone()
 
 
