@@ -346,7 +346,8 @@ class FakeOutbox:
     # -------------------------------------------------------- the keeper's
 
     async def claim(self, shards_max: int) -> Sequence[Claim]:
-        return await self._call("claim", "keeper", at_once(lambda: self._claim(shards_max)), shards_max)
+        pid = self._keeper_pid()
+        return await self._call("claim", "keeper", at_once(lambda: self._claim(shards_max, pid)), shards_max)
 
     def _is_claimable(self, shard: DbShard) -> bool:
         return (
@@ -355,7 +356,7 @@ class FakeOutbox:
             or not self.database.is_pid_alive(shard.owner_pid)
         )
 
-    def _claim(self, shards_max: int) -> Sequence[Claim]:
+    def _claim(self, shards_max: int, pid: int) -> Sequence[Claim]:
         database = self.database
         claims: list[Claim] = []
         for number, shard in database.shards.items():
@@ -367,7 +368,6 @@ class FakeOutbox:
                 database.oracle.taken(number, shard.owner)
             is_void = shard.floor > database.last_seq()
             until = database.now() + database.options.lease_s
-            pid = self._sessions_pid()
             database.put_shard(
                 number,
                 DbShard(shard.epoch + 1, self.instance, pid, until, 0 if is_void else shard.floor),
@@ -383,9 +383,10 @@ class FakeOutbox:
             )
         return claims
 
-    def _sessions_pid(self) -> int:
-        call = self._calls.get("keeper")
-        return call.session.pid if call is not None else -1
+    def _keeper_pid(self) -> int:
+        """The backend that renews (L3)."""
+        session = self._sessions.get("keeper")
+        return -1 if session is None else session.pid
 
     def _grant(self, shard: int, until: float) -> None:
         granted = self.database.oracle.granted
@@ -404,9 +405,10 @@ class FakeOutbox:
         database.promote(touched)
 
     async def renew(self, held: Mapping[int, Held], *, available: bool) -> Renewal:
-        return await self._call("renew", "keeper", at_once(lambda: self._renew(dict(held), available)), held)
+        pid = self._keeper_pid()
+        return await self._call("renew", "keeper", at_once(lambda: self._renew(dict(held), available, pid)), held)
 
-    def _renew(self, held: dict[int, Held], available: bool) -> Renewal:
+    def _renew(self, held: dict[int, Held], available: bool, pid: int) -> Renewal:
         database = self.database
         now = database.now()
         renewed = set()
@@ -420,7 +422,7 @@ class FakeOutbox:
                 self._judge_floor(number, floor)
             database.put_shard(
                 number,
-                replace(shard, leased_until=until, floor=floor, owner_pid=self._sessions_pid()),
+                replace(shard, leased_until=until, floor=floor, owner_pid=pid),
             )
             self._grant(number, until)
             renewed.add(number)
@@ -629,11 +631,10 @@ class FakeOutbox:
         return found
 
     async def arm(self, wait_s: float) -> Armed:
-        return await self._call("arm", "reader", self._arm(wait_s), wait_s)
+        return await self._call("arm", "reader", self._arm(wait_s, self._sessions.get("reader")), wait_s)
 
-    def _arm(self, wait_s: float) -> Statement[Armed]:
+    def _arm(self, wait_s: float, session: Session | None) -> Statement[Armed]:
         database = self.database
-        session = self._calls["reader"].session
         if (database.bell_owner or database.bell_waiter or session) is not session:
             return Armed.ELSEWHERE
         if database.bell_owner is session:

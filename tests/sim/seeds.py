@@ -31,7 +31,8 @@ class Result:
     duplicates: int
     steps: int
     virtual_s: float
-    digest: tuple[tuple[str, float], ...]
+    log: tuple[tuple[str, float], ...]
+    """What the queue got, and when."""
 
 
 def weather(rng: random.Random) -> WorldOptions:
