@@ -136,9 +136,7 @@ def _migrate(options: argparse.Namespace, console: _Console) -> int:
     if done.version_before == schema.version:
         did = "up to date"
     doorbell = "with the doorbell" if schema.has_doorbell else "without the doorbell: relays poll"
-    print(
-        f"{schema.table}: {did}, schema version {schema.version}, payload {schema.payload_type}, {doorbell}"
-    )
+    print(f"{schema.table}: {did}, schema version {schema.version}, payload {schema.payload_type}, {doorbell}")
     for name, text in (("role", "may run the relay"), ("writer", "may write events")):
         if wanted[name] is not None:
             print(f"{schema.table}: the role {wanted[name]} {text}")
@@ -290,9 +288,7 @@ def _parser() -> argparse.ArgumentParser:
 
     migrate = _add(commands, "migrate", _migrate, "create or upgrade the outbox's schema; safe to repeat")
     migrate.add_argument("--print", action="store_true", help="write the SQL for psql, touch nothing")
-    migrate.add_argument(
-        "--role", metavar="NAME", help="grant an existing role the least rights that `run` needs"
-    )
+    migrate.add_argument("--role", metavar="NAME", help="grant an existing role the least rights that `run` needs")
     migrate.add_argument(
         "--writer", metavar="NAME", help="grant an existing role INSERT on the writers' columns, nothing else"
     )
@@ -308,9 +304,7 @@ def _parser() -> argparse.ArgumentParser:
         "(default: with, unless max_prepared_transactions is above 0)",
     )
 
-    check = _add(
-        commands, "check", _check, "preflight: one line per finding, with the mend; exit 4 on an error"
-    )
+    check = _add(commands, "check", _check, "preflight: one line per finding, with the mend; exit 4 on an error")
     check.add_argument("--json", action="store_true", help="one JSON document")
 
     status = _add(commands, "status", _status, "backlog, ages, what is deferred, held and parked, who relays")
@@ -355,7 +349,11 @@ def _add(
 def _await(work: Any) -> Any:
     import asyncio
 
-    return asyncio.run(work)
+    try:
+        return asyncio.run(work)
+    except asyncio.CancelledError:
+        # SIGTERM, where a command turns it into a cancellation so that it cleans up.
+        raise KeyboardInterrupt from None
 
 
 def _print_json(document: Mapping[str, object], console: _Console) -> None:

@@ -178,7 +178,7 @@ class Engine:
         """A failed row goes aside, and with it the followers that were read ahead (H1)."""
         followers = self.chains.set_back(setback.row, holds=setback.holds)
         if setback.holds:
-            self.chains.note_holding(setback.row, self.decisions.serial)
+            self.note_holding(setback.row, followers)
         self.decisions.setbacks.append(setback)
         self.decisions.followers.extend(followers)
         self.to_settle.set()
@@ -192,6 +192,12 @@ class Engine:
         self.test(self.chains.admit(rows, known_until))
         self.to_publish.set()
         return len(self.chains) - before
+
+    def note_holding(self, row: Row, followers: Sequence[Row]) -> None:
+        """These hold their key from the next settlement on."""
+        self.chains.note_holding(row, self.decisions.serial)
+        for follower in followers:
+            self.chains.note_holding(follower, self.decisions.serial)
 
     def lose_shard(self, shard: int) -> None:
         """The lease is gone: forget the shard; what is in flight becomes orphans (P3)."""

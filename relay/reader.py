@@ -183,8 +183,7 @@ class Reader:
             if claim not in engine.claimed:
                 continue  # Lost or given away meanwhile.
             engine.claimed.remove(claim)
-            keys = [row.key for row in holding.get(claim.shard, ()) if row.key is not None]
-            engine.chains.set_holding(claim.shard, keys)
+            engine.chains.set_holding(claim.shard, holding.get(claim.shard, ()))
             engine.reading.add_shard(claim.shard, claim.floor)
         engine.note_due(0.0)
         self._must_check = True

@@ -56,15 +56,18 @@ class Template:
 
     def fill(self, row: Row) -> str:
         """The template over the row. Raises MessageInvalid where a column is null."""
-        return "".join(
-            literal if field is None else literal + self._value(row, field) for literal, field in self.parts
-        )
+        text = ""
+        for literal, field in self.parts:
+            text += literal if field is None else literal + self._value(row, field)
+        return text
 
     def _value(self, row: Row, field: str) -> str:
         if field in _ATTRIBUTES:
             value = getattr(row, field)
+        elif row.rare is not None and field in row.rare:
+            value = row.rare[field]
         else:
-            value = (row.rare or {}).get(field, 1 if field == "schema_version" else None)
+            value = 1 if field == "schema_version" else None
         if value is None:
             raise MessageInvalid(f"the template {self.text!r} needs the column {field}, which is null")
         return str(value)
@@ -94,7 +97,7 @@ class Router:
         rare = row.rare
         exchange = rare.get("exchange") if rare else None
         if exchange is None:
-            exchange = self._exchange.fill(row)
+            exchange = self.constant_exchange or self._exchange.fill(row)
         if not exchange:
             raise MessageInvalid("the exchange name is empty, which is AMQP's default exchange: name one")
         routing_key = rare.get("routing_key") if rare else None

@@ -133,7 +133,7 @@ class Settler:
         decisions.scheduled[:0] = settlement.scheduled
         for setback in settlement.setbacks:
             if setback.holds:
-                self._engine.chains.note_holding(setback.row, decisions.serial)
+                self._engine.note_holding(setback.row, settlement.followers)
         self._engine.to_settle.set()
 
     # ------------------------------------------------------------ applying
@@ -152,9 +152,14 @@ class Settler:
             self._locked_until = engine.clock.now() + LOCKED_RETRY_S
         self._count(settlement, settled, locked)
         engine.reading.note_settled([row.seq for row in settled.done])
+        if settlement.tested:
+            done = set(settled.done)
+            for row in settlement.tested:
+                if row in done:
+                    engine.chains.note_holding(row, serial)
         engine.chains.finish(settled.done)
-        again = [row for row in settled.unblocked if not engine.chains.on_unblocked(row, serial)]
-        engine.test([row for row in again if row.state is State.TESTING])
+        for row in settled.unblocked:
+            engine.chains.on_unblocked(row)
         if settled.changed:
             self._load_anew(settled.changed)
         if settled.promoted:

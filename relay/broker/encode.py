@@ -49,7 +49,6 @@ _TIMESTAMP, _TYPE, _APP_ID = 1 << 6, 1 << 5, 1 << 3
 _ALWAYS: Final = _HEADERS | _DELIVERY_MODE | _MESSAGE_ID | _TIMESTAMP | _TYPE
 _PERSISTENT: Final = b"\x02"
 
-_HEADER_COLUMNS: Final = ("aggregate_version", "causation_id", "traceparent", "tracestate")
 _RESERVED_HEADERS: Final = ("CC", "BCC")
 """RabbitMQ takes these for further routing keys (sender-selected distribution), which no route of ours
 declares.
@@ -205,8 +204,8 @@ class Encoder:
             flags |= _CONTENT_ENCODING
             out.append(_short("content_encoding", content_encoding))
         second, micro = instant(row.occurred_at)
-        stamp = self._second(second)
-        out += (self._header_table(row, rare, stamp[0][len(_OCCURRED_AT) :] + b"%06dZ" % micro), _PERSISTENT)
+        stamp = self._seconds.get(second) or self._second(second)
+        out += (self._header_table(row, rare, (stamp[0], b"%06dZ" % micro)), _PERSISTENT)
         if (priority := rare.get("priority")) is not None:
             if not 0 <= priority <= 255:
                 raise MessageInvalid(f"priority {priority} is outside of 0-255")
@@ -224,21 +223,35 @@ class Encoder:
             out.append(_short("producer", producer))
         return flags, out
 
-    def _header_table(self, row: Row, rare: dict[str, Any], occurred_at: bytes) -> bytes:
-        """The row's own headers and over them the relay's."""
-        relays: dict[str, bytes] = {"schema_version": b"l" + _I64(rare.get("schema_version", 1))}
+    def _header_table(self, row: Row, rare: dict[str, Any], occurred_at: tuple[bytes, bytes]) -> bytes:
+        """The row's own headers and over them the relay's; `occurred_at` is its entry, in two pieces."""
+        version = rare.get("schema_version", 1)
+        entries = [_SCHEMA_VERSION_1 if version == 1 else _SCHEMA_VERSION + _I64(version)]
         if row.aggregate_type is not None:
-            relays["aggregate_type"] = b"S" + _long(_utf8("aggregate_type", row.aggregate_type))
-        relays["occurred_at"] = b"S" + _long(occurred_at)
+            entries += (_AGGREGATE_TYPE, _long(_utf8("aggregate_type", row.aggregate_type)))
+        entries += occurred_at
         if row.aggregate_id is not None:
-            relays["aggregate_id"] = b"S" + _long(_utf8("aggregate_id", row.aggregate_id))
-        for column in _HEADER_COLUMNS:
+            entries += (_AGGREGATE_ID, _long(_utf8("aggregate_id", row.aggregate_id)))
+        for column, name in _HEADER_COLUMNS:
             if (value := rare.get(column)) is not None:
-                relays[column] = _field(value, column)
-        rows = {} if row.headers is None else own_headers(row.headers)
-        entries = [_short("a header's name", name) + value for name, value in rows.items() if name not in relays]
-        entries += [_short(name, name) + value for name, value in relays.items()]
+                entries += (name, _field(value, column))
+        if row.headers is not None:
+            own = own_headers(row.headers)
+            for ours in own.keys() & self._relays_headers(row, rare):
+                del own[ours]
+            entries[:0] = [_short("a header's name", each) + value for each, value in own.items()]
         return _long(b"".join(entries))
+
+    @staticmethod
+    def _relays_headers(row: Row, rare: dict[str, Any]) -> set[str]:
+        """The names that the row's own headers give way to: those of columns that are set."""
+        names = {column for column, _ in _HEADER_COLUMNS if rare.get(column) is not None}
+        names |= {"schema_version", "occurred_at"}
+        if row.aggregate_type is not None:
+            names.add("aggregate_type")
+        if row.aggregate_id is not None:
+            names.add("aggregate_id")
+        return names
 
     def _shape(self, row: Row) -> _Shape:
         """The cached segments of the row's event type and aggregate type. Raises MessageInvalid."""
@@ -393,7 +406,10 @@ def _expiration(expires_at: float | None, database_now: Callable[[], float]) -> 
 
 def _short(what: str, text: str) -> bytes:
     """A short string: one octet of length. Raises MessageInvalid above 255 bytes."""
-    data = _utf8(what, text)
+    try:
+        data = text.encode()
+    except UnicodeEncodeError:
+        data = _utf8(what, text)
     if len(data) > 255:
         raise MessageInvalid(f"{what} has {len(data)} bytes, AMQP allows 255: {_cut(text)}")
     return _U8[len(data)] + data
@@ -414,8 +430,12 @@ def _cut(text: str) -> str:
     return text if len(text) <= 40 else f"{text[:40]}…"
 
 
-_SCHEMA_VERSION_1: Final = _short("", "schema_version") + b"l" + _I64(1)
+_SCHEMA_VERSION: Final = _short("", "schema_version") + b"l"
+_SCHEMA_VERSION_1: Final = _SCHEMA_VERSION + _I64(1)
 _AGGREGATE_TYPE: Final = _short("", "aggregate_type") + b"S"
 _AGGREGATE_ID: Final = _short("", "aggregate_id") + b"S"
+_HEADER_COLUMNS: Final = [
+    (column, _short("", column)) for column in ("aggregate_version", "causation_id", "traceparent", "tracestate")
+]
 _OCCURRED_AT: Final = _short("", "occurred_at") + b"S" + _U32(27)
 _STAMP_SIZE: Final = len(_OCCURRED_AT) + 27

@@ -38,6 +38,9 @@ _SETTLING = State.SETTLING
 _TESTING = State.TESTING
 _FORGOTTEN = State.FORGOTTEN
 
+_Hold = tuple[int, int]
+"""Of a held key: the settlement that held it last, and its highest holding row's seq."""
+
 HOLDING_KEYS_MAX = 500
 """Held keys remembered a shard. Above it every row of the shard is tested instead: slower, as
 right, and bounded (I6)."""
@@ -68,7 +71,7 @@ class Chains:
         self._backoff: list[tuple[float, int, Row]] = []
         self._backing_off = 0
         self._counts = [0] * SHARDS
-        self._holding: dict[int, dict[Key, int] | None] = {}
+        self._holding: dict[int, dict[Key, _Hold] | None] = {}
         self.bytes = 0
         """Payload bytes in memory."""
         self.large_bytes = 0
@@ -115,38 +118,40 @@ class Chains:
 
     # ------------------------------------------------------------ held keys
 
-    def set_holding(self, shard: int, keys: Iterable[Key]) -> None:
-        """What a new owner found: the keys of the shard's holding rows."""
-        known: dict[Key, int] | None = dict.fromkeys(keys, -1)
+    def set_holding(self, shard: int, rows: Iterable[Row]) -> None:
+        """What a new owner found: of each held key in the shard its highest holding row."""
+        known: dict[Key, _Hold] | None = {row.key: (-1, row.seq) for row in rows if row.key is not None}
         if known is not None and len(known) >= HOLDING_KEYS_MAX:
             known = None
         self._holding[shard] = known
 
     def note_holding(self, row: Row, serial: int) -> None:
-        """The row's key is held from the settlement numbered `serial` on."""
+        """The row goes aside and holds its key, in the settlement numbered `serial`."""
         if row.key is None or not self._is_ordered:
             return
         known = self._holding.setdefault(row.shard, {})
-        if known is not None:
-            known[row.key] = serial
-            if len(known) >= HOLDING_KEYS_MAX:
-                self._holding[row.shard] = None
+        if known is None:
+            return
+        _, highest = known.get(row.key, (serial, row.seq))
+        known[row.key] = (serial, max(highest, row.seq))
+        if len(known) >= HOLDING_KEYS_MAX:
+            self._holding[row.shard] = None
 
-    def on_unblocked(self, row: Row, serial: int) -> bool:
-        """A test in settlement `serial` found no blocker. True: the row joins its chain; false:
-        its key was held since, test again."""
+    def on_unblocked(self, row: Row) -> None:
+        """A test found no blocker: the row joins its chain.
+
+        A lower row that was set back since has taken it along as a follower; then it is not tested any more. The key
+        is free only if no holding row lies *above* this one either, for the next row would stand behind that.
+        """
         if row.state is not _TESTING or row not in self:
-            return True
+            return
         known = self._holding.get(row.shard)
         if known is not None and row.key is not None:
-            since = known.get(row.key)
-            if since is not None:
-                if since > serial:
-                    return False
+            hold = known.get(row.key)
+            if hold is not None and hold[1] < row.seq:
                 del known[row.key]
         row.state = _WAITING
         self._advance_key(row)
-        return True
 
     # ------------------------------------------------------------ in
 
@@ -184,7 +189,7 @@ class Chains:
             elif known_until is None:
                 is_suspect = key in held
             else:
-                is_suspect = held.get(key, -1) > known_until
+                is_suspect = key in held and held[key][0] > known_until
             if is_suspect:
                 row.state = _TESTING
                 to_test.append(row)
@@ -523,4 +528,4 @@ def _seq(row: Row) -> int:
 
 
 _MOVABLE = frozenset({_WAITING, _READY, _BACKOFF, _TESTING})
-_NONE: dict[Key, int] = {}
+_NONE: dict[Key, _Hold] = {}

@@ -622,12 +622,12 @@ class FakeOutbox:
     def _holding_keys(self, shards: Sequence[int], limit: int) -> Mapping[int, Sequence[Row]]:
         found: dict[int, list[Row]] = {}
         for shard in shards:
-            lowest: dict[Key, DbRow] = {}
+            highest: dict[Key, DbRow] = {}
             for row in sorted(self.database.by_shard[shard].values(), key=lambda each: each.seq):
                 if row.aside and row.holds and row.key is not None:
-                    lowest.setdefault(row.key, row)
-            if lowest:
-                found[shard] = [self._row(row, -1) for row in list(lowest.values())[:limit]]
+                    highest[row.key] = row
+            if highest:
+                found[shard] = [self._row(row, -1) for row in list(highest.values())[:limit]]
         return found
 
     async def arm(self, wait_s: float) -> Armed:
