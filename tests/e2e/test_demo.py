@@ -83,7 +83,8 @@ def test_the_demo_holds() -> None:
     assert time.monotonic() - began < 60
 
 
-async def test_interrupt_cleans_everything_up(open_directory: Path) -> None:
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+async def test_interrupt_cleans_everything_up(open_directory: Path, number: signal.Signals) -> None:
     process = await asyncio.create_subprocess_exec(
         *COMMAND,
         "demo",
@@ -96,7 +97,7 @@ async def test_interrupt_cleans_everything_up(open_directory: Path) -> None:
     await eventually(lambda: list(open_directory.glob("relay-demo-*/relay.log")), 40)
     children = _descendants(process.pid)
     assert children
-    process.send_signal(signal.SIGINT)
+    process.send_signal(number)
     output, _ = await process.communicate()
     assert process.returncode == 1
     assert b"Traceback" not in output

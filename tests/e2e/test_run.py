@@ -6,11 +6,12 @@ import asyncio
 import json
 import signal
 import time
+from pathlib import Path
 
 import aio_pika
 import asyncpg
 
-from relay.servers import RabbitServer, free_port
+from relay.servers import PostgresServer, RabbitServer, free_port
 from tests.conftest import eventually
 from tests.e2e.conftest import COMMAND, Daemon, Site, command, environment
 from tests.e2e.ledger import drain, ledger
@@ -72,6 +73,19 @@ async def test_broker_restart(site: Site, rabbit_server: RabbitServer) -> None:
     assert await daemon.stop() == 0
 
 
+async def test_postgres_restart(site: Site, postgres_server: PostgresServer) -> None:
+    await site.insert_many(3000, 100)
+    daemon = await site.start(max_rate="2000", max_in_flight="200").ready()
+    await eventually(lambda: daemon.metric("relay_published_total") > 300)
+    await asyncio.to_thread(postgres_server.restart)
+    await site.reconnect()
+    await site.insert("after", key="1")
+    await site.all_sent(30)
+    (await ledger(site.database, site.amqp_url)).assert_complete(duplicates_max=200)
+    await daemon.ready()
+    assert await daemon.stop() == 0
+
+
 async def test_sessions_cut_while_publishing(site: Site) -> None:
     """Every session of the relay is terminated midway: it opens new ones by itself, nothing is lost."""
     await site.insert_many(3000, 100)
@@ -83,7 +97,7 @@ async def test_sessions_cut_while_publishing(site: Site) -> None:
     )
     await site.all_sent(30)
     (await ledger(site.database, site.amqp_url)).assert_complete(duplicates_max=200)
-    assert daemon.metric('relay_reconnects_total{peer="database"}') == 0 or daemon.process.poll() is None
+    assert daemon.metric("relay_reconnects_total") >= 1
     assert await daemon.stop() == 0
 
 
@@ -121,6 +135,23 @@ async def test_row_that_no_message_can_carry_is_parked_alone(site: Site) -> None
     await site.until("(SELECT aside = 'parked' FROM outbox WHERE id = 'poison')")
     assert await site.database.fetchval("SELECT failure_class FROM outbox WHERE id = 'poison'") == "invalid"
     assert {message.message_id for message in await drain(site.amqp_url, 2)} == {"before", "after"}
+
+
+async def test_parked_row_is_redriven_by_the_sql_of_the_runbook(site: Site) -> None:
+    await site.insert("ID", "nope.x", key="k")
+    await site.insert("follower", key="k")
+    await site.start(unroutable="park").ready()
+    await site.until("(SELECT aside = 'parked' FROM outbox WHERE id = 'ID')")
+    await site.until("(SELECT aside = 'held' FROM outbox WHERE id = 'follower')")
+    async with await aio_pika.connect(site.amqp_url) as connection:
+        channel = await connection.channel()
+        await (await channel.get_queue("q")).bind("events", "nope.#")
+    runbook = (Path(__file__).parents[2] / "docs" / "operations.md").read_text()
+    start = runbook.index("    BEGIN;")
+    await site.database.execute(runbook[start : runbook.index("COMMIT;", start) + len("COMMIT;")])
+    await site.all_sent()
+    found = await ledger(site.database, site.amqp_url)
+    found.assert_complete()
 
 
 async def test_missing_exchange_uses_no_attempt(site: Site) -> None:
