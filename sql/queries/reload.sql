@@ -1,10 +1,11 @@
 -- Purpose: rows as they are now, of those that are still pending and not aside; bodies stay behind.
 -- Values:  $1 ids, $2 seqs, $3 whether there are faults.
 -- Locks:   none.
--- Index:   the primary key.
+-- Index:   the primary key; the LIMIT keeps the planner from walking all of {read_index} instead.
 -- Caller:  relay/outbox.py `reload`.
-SELECT o.shard, {row}
-  FROM unnest($1::text[], $2::bigint[]) k(id, seq)
-  JOIN {table} o ON o.id = k.id AND o.seq = k.seq
- WHERE o.sent_at IS NULL AND o.aside IS NULL
-   AND (NOT $3::bool OR NOT EXISTS (SELECT FROM {fault} u WHERE u.seq = o.seq AND u.id = o.id))
+SELECT x.* FROM unnest($1::text[], $2::bigint[]) k(id, seq)
+ CROSS JOIN LATERAL (
+    SELECT o.shard, {row} FROM {table} o
+     WHERE o.id = k.id AND o.seq = k.seq AND o.sent_at IS NULL AND o.aside IS NULL
+       AND (NOT $3::bool OR NOT EXISTS (SELECT FROM {fault} u WHERE u.seq = o.seq AND u.id = o.id))
+     LIMIT 1) x
