@@ -113,6 +113,11 @@ class AmqpBroker:
             raise BrokerUnavailable(f"{address} did not answer within {timeout_s:g} s") from error
         except (AMQPError, OSError, ValueError, RuntimeError) as error:
             raise _mapped(error, address, factory.wire) from error
+        except asyncio.CancelledError as error:
+            # aiormq cancels those who wait for an answer when their connection goes.
+            if _is_being_cancelled():
+                raise
+            raise BrokerUnavailable(f"{address}: connection closed while it was being opened") from error
         finally:
             if link is None:
                 await _discard(connection, factory)
@@ -211,6 +216,11 @@ def _mapped(error: Exception, address: str, wire: Wire | None) -> BrokerError:
             return BrokerUnavailable(f"{address}: {text}")
 
 
+def _is_being_cancelled() -> bool:
+    task = asyncio.current_task()
+    return task is not None and task.cancelling() > 0
+
+
 async def _discard(connection: Connection, factory: WireFactory) -> None:
     """Leave nothing behind of a connection that came to nothing."""
     try:
@@ -219,6 +229,9 @@ async def _discard(connection: Connection, factory: WireFactory) -> None:
     except (AMQPError, OSError, TimeoutError, asyncio.InvalidStateError):
         # Why it failed is being raised already.
         pass
+    except asyncio.CancelledError:
+        if _is_being_cancelled():
+            raise
     finally:
         if factory.wire is not None and factory.wire.transport is not None:
             factory.wire.transport.abort()

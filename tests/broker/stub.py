@@ -152,6 +152,12 @@ class Peer:
             self._writer.close()
 
     def _answer(self, channel: int, frame: Any) -> None:
+        name = frame.name.split(".")[-1]
+        if name == self._stub.cut_at:
+            self.cut()
+        if name in (self._stub.cut_at, self._stub.mute_at):
+            self._stub.stopped.set()
+            return
         match frame:
             case commands.Connection.StartOk():
                 self.client_properties = dict(frame.client_properties or {})
@@ -230,8 +236,14 @@ class StubBroker:
         self.refusal: tuple[int, str] | None = None
         """Code and text with which connections are refused, after the login."""
         self.is_mute_about_exchanges = False
+        self.cut_at: str | None = None
+        """The method upon which a connection is reset instead of answered, such as `Open` or `Select`."""
+        self.mute_at: str | None = None
+        """The method that is not answered."""
         self.asked: list[str] = []
         """Exchanges that were declared passively, in order."""
+        self.stopped = asyncio.Event()
+        """Set when `cut_at` or `mute_at` was reached."""
         self._peers: asyncio.Queue[Peer] = asyncio.Queue()
         self._tasks: set[asyncio.Task[None]] = set()
         self._server: asyncio.Server | None = None

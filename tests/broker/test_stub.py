@@ -444,6 +444,30 @@ async def test_a_server_that_never_answers_is_given_up(stub: StubBroker) -> None
             writer.close()
 
 
+STAGES = ["StartOk", "TuneOk", "Open", "Declare", "Select"]
+
+
+@pytest.mark.parametrize("stage", STAGES)
+async def test_a_connection_that_is_cut_while_it_opens(stub: StubBroker, stage: str) -> None:
+    stub.cut_at = stage
+    with pytest.raises(BrokerUnavailable):
+        await make_broker(stub.url).connect(Recorder(), PayloadType.JSON)
+    stub.cut_at = None
+    link = await make_broker(stub.url).connect(Recorder(), PayloadType.JSON)
+    await link.close()
+
+
+@pytest.mark.parametrize("stage", STAGES)
+async def test_a_connect_may_be_cancelled_at_any_stage(stub: StubBroker, stage: str) -> None:
+    stub.mute_at = stage
+    connecting = asyncio.ensure_future(make_broker(stub.url).connect(Recorder(), PayloadType.JSON))
+    await stub.stopped.wait()
+    connecting.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await connecting
+    await (await stub.peer()).gone()
+
+
 async def test_a_server_of_another_protocol_is_named(stub: StubBroker) -> None:
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.readexactly(8)
