@@ -248,6 +248,9 @@ class Chains:
                 self._ready.append(row)
             elif row.state is _TESTING or row.state is _SETTLING:
                 break
+            if row.state is _READY and not row.is_loaded:
+                # Its body is still to come; those behind it would overtake it.
+                break
 
     # ------------------------------------------------------------ out
 
@@ -272,7 +275,10 @@ class Chains:
             row.state = _IN_FLIGHT
             bytes_room -= row.size
             if row.key is not None and self._is_ordered:
-                self._chains[row.key].flying += 1
+                chain = self._chains[row.key]
+                chain.flying += 1
+                if not self._is_strict and row.size > self._inline_bytes:
+                    self._advance(chain)
             taken.append(row)
         return taken
 
@@ -299,15 +305,15 @@ class Chains:
             self._unlike = []
 
     def on_loaded(self, rows: Iterable[Row]) -> None:
-        """Bodies have come: the rows are next."""
-        for row in sorted(rows, key=lambda r: r.seq, reverse=True):
+        """Bodies have come: the rows queue again, behind lower rows of their keys that are there already."""
+        for row in sorted(rows, key=_seq):
             self.wanted.pop(row.seq, None)
             if row not in self:
                 continue
             self.bytes += row.size
             self.large_bytes += row.size
             if row.state is _READY:
-                self._ready.appendleft(row)
+                self._ready.append(row)
 
     def _land(self, row: Row) -> None:
         if row.key is not None and self._is_ordered:
