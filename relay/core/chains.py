@@ -177,7 +177,7 @@ class Chains:
             known[row.seq] = row
             counts[row.shard] += 1
             if row.is_loaded:
-                self.bytes += row.size
+                self._hold_body(row)
             key = row.key
             if key is None or not self._is_ordered:
                 row.state = _READY
@@ -210,6 +210,11 @@ class Chains:
                 continue
             self._insert(chain, row)
         return to_test
+
+    def _hold_body(self, row: Row) -> None:
+        self.bytes += row.size
+        if row.size > self._inline_bytes:
+            self.large_bytes += row.size
 
     def _insert(self, chain: _Chain, row: Row) -> None:
         """A lower seq that came later goes next (I3); what stood ready behind it waits again."""
@@ -310,8 +315,7 @@ class Chains:
             self.wanted.pop(row.seq, None)
             if row not in self:
                 continue
-            self.bytes += row.size
-            self.large_bytes += row.size
+            self._hold_body(row)
             if row.state is _READY:
                 self._ready.append(row)
 
@@ -439,7 +443,7 @@ class Chains:
             self._rows[row.seq] = row
             self._counts[row.shard] += 1
             if row.is_loaded:
-                self.bytes += row.size
+                self._hold_body(row)
             row.state = _TESTING
             fresh.append(row)
             if row.key is None or not self._is_ordered:
@@ -459,7 +463,7 @@ class Chains:
         self._rows[row.seq] = row
         self._counts[row.shard] += 1
         if row.is_loaded:
-            self.bytes += row.size
+            self._hold_body(row)
         row.state = _SETTLING
         return True
 
