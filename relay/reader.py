@@ -240,15 +240,14 @@ class Reader:
         engine = self._engine
         engine.next_due_at = None
         known_until = engine.applied_serial
+        engine.reading.expect_rows()
         try:
             due = await engine.outbox.due(dict(engine.reading.cursors), DUE_ROWS)
         except DatabaseRefused:
             engine.note_due(engine.settings.poll_interval_s)
             raise
-        released = [row for row in due.released if row.shard in engine.reading.cursors]
-        blocked = [row for row in due.blocked if row.shard in engine.reading.cursors]
-        brought = engine.admit(released, known_until)
-        engine.test(engine.chains.admit_blocked(blocked))
+        brought = engine.admit(engine.reading.fresh(due.released), known_until)
+        engine.test(engine.chains.admit_blocked(engine.reading.fresh(due.blocked)))
         if brought >= DUE_ROWS // 2:
             engine.note_due(0.0)
         elif due.next_due_in_s is not None:

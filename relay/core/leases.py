@@ -72,7 +72,8 @@ class Leases:
                 del self._held[shard]
                 lost.append(shard)
                 continue
-            lease.floor = max(lease.floor, mine[1])
+            # As stored, even where that is lower than before: the database may have gone back in time (R5).
+            lease.floor = mine[1]
             if shard in renewal.renewed:
                 lease.until = sent_at + self._lease_s - self._margin_s
         self._is_suspended = False

@@ -167,14 +167,22 @@ class Reading:
             inline_bytes=inline_bytes,
         )
         self._outstanding = request
-        self._settled_since.clear()
+        self.expect_rows()
         self._forgotten_since.clear()
         return request
 
+    def expect_rows(self) -> None:
+        """A query that brings rows is about to be sent: what is settled from here on, its result skips (R4)."""
+        self._settled_since.clear()
+
     def note_settled(self, seqs: Iterable[int]) -> None:
-        """Rows that were settled while a page is on its way; its result skips them (R4)."""
-        if self._outstanding is not None:
-            self._settled_since.update(seqs)
+        """Rows whose decision was just written."""
+        self._settled_since.update(seqs)
+
+    def fresh(self, rows: Iterable[Row]) -> list[Row]:
+        """Those of a query's rows that were not settled since it was sent, of shards still read (R4)."""
+        settled = self._settled_since
+        return [row for row in rows if row.seq not in settled and row.shard in self._cursors]
 
     def on_page(self, request: PageRequest, page: Page) -> list[Row]:
         """Take a page: move cursors, strike the ended; returns the rows that are news (R4)."""

@@ -17,9 +17,7 @@ async def check(config: Config, warnings: Sequence[str] = ()) -> list[Finding]:
     servers'.
     """
     parts = await asyncio.gather(database.check(config), broker.check(config), management.check(config))
-    return [warning("configuration", text) for text in warnings] + [
-        finding for part in parts for finding in part
-    ]
+    return [warning("configuration", text) for text in warnings] + [finding for part in parts for finding in part]
 
 
 def as_document(findings: Sequence[Finding]) -> dict[str, object]:

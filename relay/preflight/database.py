@@ -97,12 +97,8 @@ def _clock(database_now: float, before: float, after: float) -> Finding:
     """The database's clock decides, so an offset breaks nothing; it makes ages in other places hard to
     compare.
     """
-    offset = (
-        0.0 if before <= database_now <= after else min(database_now - before, database_now - after, key=abs)
-    )
-    text = (
-        f"the database's clock is {abs(offset):.1f} s {'ahead of' if offset > 0 else 'behind'} this machine's"
-    )
+    offset = 0.0 if before <= database_now <= after else min(database_now - before, database_now - after, key=abs)
+    text = f"the database's clock is {abs(offset):.1f} s {'ahead of' if offset > 0 else 'behind'} this machine's"
     if abs(offset) > CLOCK_OFFSET_S_MAX:
         return warning("clock", text, "synchronise both (NTP); due times and ages follow the database's")
     return ok("clock", "the database's clock and this machine's agree")
@@ -117,22 +113,17 @@ async def _schema(connection: Connection, config: Config) -> list[Finding]:
     except SchemaMissing as failure:
         return [error("schema", failure.message, "create it: relay migrate (`run` waits for it)")]
     except RelayError as failure:
-        mend = (
-            failure.hint or "grant this role what it needs: relay migrate --role NAME, as the table's owner"
-        )
+        mend = failure.hint or "grant this role what it needs: relay migrate --role NAME, as the table's owner"
         return [error("schema", failure.message, mend)]
     findings = [ok("schema", f"{schema.table}, version {schema.version}, payload {schema.payload_type}")]
     names = _names(schema)
     try:
         with mapped_errors():
-            facts = await connection.fetchrow(
-                fill(sql_file("queries/preflight_table.sql"), names), schema.table_oid
-            )
-            prepared_max = await connection.fetchval(
-                "SELECT current_setting('max_prepared_transactions')::int"
-            )
+            facts = await connection.fetchrow(fill(sql_file("queries/preflight_table.sql"), names), schema.table_oid)
+            prepared_max = await connection.fetchval("SELECT current_setting('max_prepared_transactions')::int")
         assert facts is not None
-        findings.extend(_judge_table(facts, schema, prepared_max))
+        is_direct = connection.get_server_pid() == facts["pid"]
+        findings.extend(_judge_table(facts, schema, prepared_max, is_direct=is_direct))
         with mapped_errors():
             sequence = await connection.fetchrow(fill(sql_file("queries/preflight_sequence.sql"), names))
         assert sequence is not None
@@ -163,7 +154,7 @@ def _names(schema: Schema) -> dict[str, str]:
     return names | {f"{part}_text": literal(name) for part, name in names.items()}
 
 
-def _judge_table(facts: Mapping[str, Any], schema: Schema, prepared_max: int) -> Iterator[Finding]:
+def _judge_table(facts: Mapping[str, Any], schema: Schema, prepared_max: int, *, is_direct: bool) -> Iterator[Finding]:
     if facts["missing_rights"]:
         mend = "as the table's owner: relay migrate --role NAME"
         yield error("rights", f"missing: {'; '.join(facts['missing_rights'])}", mend)
@@ -183,9 +174,7 @@ def _judge_table(facts: Mapping[str, Any], schema: Schema, prepared_max: int) ->
         )
     yield _identity(facts, schema)
     if facts["shards"] != 64:
-        yield error(
-            "shards", f"{schema.table}_shard has {facts['shards']} rows, not 64", "restore it from a backup"
-        )
+        yield error("shards", f"{schema.table}_shard has {facts['shards']} rows, not 64", "restore it from a backup")
     if not facts["has_indexes"]:
         yield error(
             "indexes",
@@ -193,7 +182,8 @@ def _judge_table(facts: Mapping[str, Any], schema: Schema, prepared_max: int) ->
             "REINDEX it, or restore it from a backup",
         )
     yield _marks(facts)
-    yield _doorbell(facts, schema, prepared_max)
+    if is_direct:  # behind a proxy nobody hears it: `pool` says so
+        yield _doorbell(facts, schema, prepared_max)
 
 
 def _identity(facts: Mapping[str, Any], schema: Schema) -> Finding:
@@ -221,9 +211,7 @@ def _marks(facts: Mapping[str, Any]) -> Finding:
             "drop it; the relay's own purge needs none",
         )
     options: Iterable[str] = facts["options"] or ()
-    fill_factor = next(
-        (option.partition("=")[2] for option in options if option.startswith("fillfactor=")), "100"
-    )
+    fill_factor = next((option.partition("=")[2] for option in options if option.startswith("fillfactor=")), "100")
     if int(fill_factor) > 50:
         return warning(
             "marks",

@@ -91,14 +91,10 @@ def _routes(api: _Api, vhost: str, exchange: str) -> Iterator[Finding]:
         yield not_checked("routes", f"there is no exchange {exchange}")
         return
     if described.get("internal"):
-        yield error(
-            "routes", f"{exchange} is internal: the broker refuses every publish", "use another exchange"
-        )
+        yield error("routes", f"{exchange} is internal: the broker refuses every publish", "use another exchange")
     alternate = (described.get("arguments") or {}).get("alternate-exchange")
     bindings = api.get("exchanges", vhost, exchange, "bindings", "source") or []
-    queues = sorted(
-        {binding["destination"] for binding in bindings if binding["destination_type"] == "queue"}
-    )
+    queues = sorted({binding["destination"] for binding in bindings if binding["destination_type"] == "queue"})
     if not bindings and not alternate:
         yield warning(
             "routes",
@@ -106,9 +102,7 @@ def _routes(api: _Api, vhost: str, exchange: str) -> Iterator[Finding]:
             "bind the consumers' queues, or set RELAY_UNROUTABLE=drop",
         )
     elif alternate:
-        yield warning(
-            "routes", f"what no binding takes goes to {alternate}: it never comes back as unroutable"
-        )
+        yield warning("routes", f"what no binding takes goes to {alternate}: it never comes back as unroutable")
     else:
         yield ok(
             "routes",

@@ -2,7 +2,8 @@
 -- Locks:   none.
 -- Index:   catalogs only.
 -- Caller:  relay/preflight/database.py. $1 the table's oid.
-SELECT c.relkind::text AS kind,
+SELECT pg_backend_pid() AS pid,
+       c.relkind::text AS kind,
        row_security_active(c.oid) AS hides_rows,
        c.reloptions::text[] AS options,
        (SELECT count(*) FROM pg_inherits WHERE inhparent = c.oid) AS children,

@@ -1217,6 +1217,7 @@ async def test_marks_are_hot(database: asyncpg.Connection, started: Callable[...
     rows = await relay.read()
     for start in range(0, 2000, 500):
         await relay.settle(relay.settlement(sent=rows[start : start + 500]))
+    await relay.close()  # its backend reports what it did when it ends
     statistics = "SELECT n_tup_upd, n_tup_hot_upd FROM pg_stat_user_tables WHERE relname = 'outbox'"
 
     async def counted() -> Sequence[int] | None:

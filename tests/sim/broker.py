@@ -121,11 +121,12 @@ class FakeBroker:
         self.process = process
         self.mandatory = mandatory
         self.link: FakeLink | None = None
+        self.is_refused = False
 
     async def connect(self, listener: LinkListener, payload_type: PayloadType) -> FakeLink:
         rabbit = self.rabbit
         await asyncio.sleep(rabbit.draw(rabbit.options.latency))
-        if not rabbit.is_up or self.process.is_dead:
+        if not rabbit.is_up or self.is_refused or self.process.is_dead:
             raise BrokerUnavailable("connection refused")
         if not rabbit.has_exchange:
             raise ExchangeMissing("no exchange 'events'", reply_code=404)
@@ -147,7 +148,7 @@ class FakeLink:
         self, rabbit: Rabbit, relay: str, process: Process, listener: LinkListener, *, mandatory: bool
     ) -> None:
         self._rabbit = rabbit
-        self._relay = relay
+        self.relay = relay
         self._process = process
         self._listener = listener
         self._mandatory = mandatory
@@ -190,16 +191,16 @@ class FakeLink:
             assert row.id not in self._by_id, f"{row!r} is in flight on this link already"
             for other in self._in_flight.values():
                 if row.key is not None and other.row.key == row.key and other.row.state != State.FORGOTTEN:
-                    rabbit.oracle.two_of_a_key(self._relay, other.row, row)
+                    rabbit.oracle.two_of_a_key(self.relay, other.row, row)
             now = rabbit.loop.time()
-            message = Message(self._next_tag, row, rabbit.oracle.published(self._relay, row, now, EPOCH_S + now))
+            message = Message(self._next_tag, row, rabbit.oracle.published(self.relay, row, now, EPOCH_S + now))
             self._next_tag += 1
             self._in_flight[message.tag] = message
             self._by_id[row.id] = message
             self._pipe.append(message)
             written.append(message)
         if written:
-            rabbit.history.note(self._relay, "publishes", [each.row.id for each in written])
+            rabbit.history.note(self.relay, "publishes", [each.row.id for each in written])
             self._arrives_at = max(rabbit.loop.time() + rabbit.draw(rabbit.options.latency), self._arrives_at + 1e-6)
             rabbit.loop.call_at(self._arrives_at, self._arrive, len(written), context=OUTSIDE)
         return Publication(taken, rejected)
@@ -256,8 +257,8 @@ class FakeLink:
         if message.verdict == Outcome.RETURNED:
             message.error = "312 NO_ROUTE"
         elif message.verdict == Outcome.ACKED or rabbit.random.random() < rabbit.options.nacked_and_kept:
-            rabbit.oracle.delivered(self._relay, row, rabbit.loop.time())
-            rabbit.history.note("queue", "gets", f"{row.id} seq {row.seq} from {self._relay}")
+            rabbit.oracle.delivered(self.relay, row, rabbit.loop.time())
+            rabbit.history.note("queue", "gets", f"{row.id} seq {row.seq} from {self.relay}")
         if message.verdict == Outcome.ACKED:
             rabbit.oracle.accepted(row.id)
 
@@ -288,7 +289,7 @@ class FakeLink:
             return
         self._end_server_side(arrives=False)
         rabbit = self._rabbit
-        rabbit.history.note(self._relay, "link cut", f"{len(self._in_flight)} in flight")
+        rabbit.history.note(self.relay, "link cut", f"{len(self._in_flight)} in flight")
         after = rabbit.draw(rabbit.options.cut_noticed) if noticed_s is None else noticed_s
         self._hear(lambda: self._close(Closed.CONNECTION, "connection reset"), after)
 
@@ -330,7 +331,7 @@ class FakeLink:
             groups[-1][1].append(message)
         for verdict, group in groups:
             rows = [each.row for each in group]
-            self._rabbit.history.note(self._relay, f"hears {verdict}", [row.id for row in rows])
+            self._rabbit.history.note(self.relay, f"hears {verdict}", [row.id for row in rows])
             if verdict == Outcome.ACKED:
                 self._listener.on_acked(rows)
             elif verdict == Outcome.NACKED:
@@ -364,5 +365,5 @@ class FakeLink:
         self._in_flight.clear()
         self._by_id.clear()
         rows = [message.row for message in lost]
-        self._rabbit.history.note(self._relay, "link closed", f"lost {[row.id for row in rows]}")
+        self._rabbit.history.note(self.relay, "link closed", f"lost {[row.id for row in rows]}")
         self._listener.on_closed(rows, closed, error)

@@ -82,6 +82,10 @@ class DatabaseOptions:
     others_synchronous: bool = True
     shards_used: int = 8
     due_inline_bytes: int = 16_384
+    sequence_ahead_max: int = 32
+    """How far above what was flushed the sequence may stand after a crash."""
+    late_answers: float = 0.3
+    """The share of answers that were on their way when a session was lost and are still taken."""
     page_refusals: float = 0.0
     settle_refusals: float = 0.0
 
@@ -440,8 +444,9 @@ class Database:
             self.end_session(session)
             session.on_gone(why)
 
-    def crash(self, *, down_s: float, loses: bool) -> None:
-        """All sessions die, open transactions are gone; `loses`: commits not flushed may be lost too."""
+    def crash(self, *, down_s: float, loses: bool, keeps: int | None = None) -> None:
+        """All sessions die, open transactions are gone; `loses`: commits not flushed may be lost too,
+        those after the boundary of index `keeps`, or after one drawn by chance."""
         self.history.note("database", "crashes", f"loses={loses} down={down_s:.3f}")
         self.is_up = False
         self.crashes += 1
@@ -458,7 +463,7 @@ class Database:
         self.exclusive.clear()
         self._backends = 2
         if loses:
-            self._rewind()
+            self._rewind(keeps)
         self.commit(synchronous=True)
         self.loop.call_later(down_s, self._come_up, context=OUTSIDE)
 
@@ -466,10 +471,10 @@ class Database:
         self.is_up = True
         self.history.note("database", "is up")
 
-    def _rewind(self) -> None:
+    def _rewind(self, keeps: int | None) -> None:
         """Lose the commits after a boundary at most 0.6 s old; the sequence falls back, up to 32 ahead."""
         first = max(i for i, each in enumerate(self._boundaries) if i == 0 or each.time <= self.loop.time() - 0.6)
-        chosen = self.random.randrange(first, len(self._boundaries))
+        chosen = self.random.randrange(first, len(self._boundaries)) if keeps is None else keeps
         self.rewind_to(self._boundaries[chosen], self._boundaries[chosen + 1 :])
 
     def rewind_to(self, boundary: Boundary, lost: list[Boundary]) -> None:
@@ -480,7 +485,7 @@ class Database:
             if each.undone is not None:
                 each.undone()
         kept = self.last_seq()
-        ahead = self.random.randint(kept, max(kept, min(reached, kept + 32)))
+        ahead = self.random.randint(kept, max(kept, min(reached, kept + self.options.sequence_ahead_max)))
         if ahead > kept:
             self.meta["last_value"], self.meta["is_called"] = ahead, 1
         if lost:

@@ -201,7 +201,7 @@ class FakeOutbox:
         for group, call in list(self._calls.items()):
             del self._calls[group]
             if not call.future.done():
-                if call.is_applied and not self.is_cut and database.random.random() < 0.3:
+                if call.is_applied and not self.is_cut and database.random.random() < database.options.late_answers:
                     call.future.set_result(call.result)
                 else:
                     call.future.set_exception(DatabaseLost("the session was closed"))

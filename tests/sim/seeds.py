@@ -11,7 +11,7 @@ import random
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, replace
 
-from relay.core.settings import EngineSettings, Unroutable, Ordering
+from relay.core.settings import EngineSettings, Ordering, Unroutable
 
 from .broker import BrokerOptions
 from .database import DatabaseOptions, Transaction, TransactionGone
