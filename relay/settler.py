@@ -6,6 +6,7 @@ the same decisions; one whose outcome is unknown is void but for what was sent (
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
 
 from relay.core.ladder import reconnect_backoff
@@ -62,8 +63,9 @@ class Settler:
                     raise
                 await engine.clock.sleep(reconnect_backoff(refusals, engine.random.random()))
                 continue
-            except DatabaseLost:
-                # Sent rows stay decided; the rest is dropped by Engine.lose_sessions with their rows.
+            except (DatabaseLost, asyncio.CancelledError):
+                # Another part may have noticed the loss first, and this one is cancelled. Sent rows stay decided;
+                # the rest is dropped by Engine.lose_sessions with their rows.
                 self._put_back(settlement)
                 raise
             if refusals:
