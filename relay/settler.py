@@ -144,7 +144,8 @@ class Settler:
         engine = self._engine
         engine.applied_serial = serial
         for shard in settled.lost:
-            if shard in engine.leases:
+            # Lost by then, and claimed again since, is another lease.
+            if shard in engine.leases and engine.leases.epoch(shard) == settlement.fences[shard]:
                 engine.lose_shard(shard)
                 engine.metrics.lease_lost += 1
                 engine.log.warning("lease_lost", shard=shard, seen="settlement")
@@ -159,11 +160,12 @@ class Settler:
             for row in settlement.tested:
                 if row in done:
                     engine.chains.note_holding(row, serial)
+        if settled.changed:
+            # Before anything of their keys becomes ready.
+            self._load_anew(settled.changed)
         engine.chains.finish(settled.done)
         for row in settled.unblocked:
             engine.chains.on_unblocked(row)
-        if settled.changed:
-            self._load_anew(settled.changed)
         if settled.promoted:
             engine.note_due(0.0)
         for setback in settlement.setbacks:
@@ -178,7 +180,9 @@ class Settler:
     def _load_anew(self, changed: Sequence[Row]) -> None:
         """Somebody else changed these rows: what we decided is void, their present state counts."""
         engine = self._engine
-        engine.reread.extend(row for row in changed if row.state is not State.FORGOTTEN)
+        kept = [row for row in changed if row.state is not State.FORGOTTEN]
+        engine.chains.hold_places(kept)
+        engine.reread.extend(kept)
         engine.to_read.set()
 
     def _count(self, settlement: Settlement, settled: Settled, locked: Sequence[Row]) -> None:

@@ -429,6 +429,20 @@ class Chains:
         # Without holding it stays at its place until the commit is acknowledged (H7).
         return followers
 
+    def hold_places(self, rows: Iterable[Row]) -> None:
+        """Decisions that missed, for somebody changed the rows: until they are loaded anew each stands where it stood,
+        SETTLING, so that no later one of its key goes first (I3)."""
+        for row in rows:
+            if row.state is not _SETTLING or row.key is None or not self._is_ordered or row not in self:
+                continue
+            chain = self._chains.get(row.key)
+            if chain is None:
+                self._chains[row.key] = _Chain(row)
+                continue
+            at = bisect_left(chain.rows, row.seq, key=_seq)
+            if at == len(chain.rows) or chain.rows[at] is not row:
+                self._insert(chain, row)
+
     def _leave_backoff(self, row: Row) -> None:
         if row.state is _BACKOFF:
             self._backing_off -= 1

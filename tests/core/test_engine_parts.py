@@ -1,0 +1,423 @@
+"""Keeper, reader, publisher, settler and runner, one at a time, over doubles that answer when told.
+
+Each test states the fault that it guards in a sentence; the whole relay in bad weather is `tests/sim`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from random import Random
+from typing import Any
+
+from relay.core.ports import (
+    Armed,
+    Backlog,
+    Check,
+    Claim,
+    Closed,
+    Due,
+    Held,
+    Link,
+    LinkListener,
+    OutboxInfo,
+    Page,
+    PageRequest,
+    Publication,
+    Rejection,
+    Renewal,
+    Returned,
+    Settled,
+    Settlement,
+)
+from relay.core.settings import EngineSettings
+from relay.engine import DatabaseTime, Engine
+from relay.errors import DatabaseRefused
+from relay.http import Readiness
+from relay.keeper import Keeper
+from relay.logs import Log
+from relay.message import PayloadType, Row, State
+from relay.metrics import Metrics
+from relay.publisher import Publisher
+from relay.reader import Reader
+from relay.settler import Settler
+
+DEADLINE_S = 5.0
+INFO = OutboxInfo(PayloadType.JSON, is_direct=True, has_doorbell=True)
+EMPTY = Backlog(0, False, None, 0, 0, 0, 0, 0, 0)
+
+
+# ---------------------------------------------------------------- doubles
+
+
+class ManualClock:
+    """Time moves when a test says so; a sleep gives up its turn and lets that much time pass."""
+
+    def __init__(self) -> None:
+        self.time = 1000.0
+
+    def now(self) -> float:
+        return self.time
+
+    async def sleep(self, seconds: float) -> None:
+        await asyncio.sleep(0)
+        self.time += seconds
+
+
+@dataclass(eq=False)
+class Call:
+    """A call of the engine that waits for the test's answer."""
+
+    name: str
+    arguments: tuple[Any, ...]
+    future: asyncio.Future[Any] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
+
+    def answer(self, result: object = None) -> None:
+        self.future.set_result(result)
+
+    def fail(self, error: Exception) -> None:
+        self.future.set_exception(error)
+
+
+class TestedOutbox:
+    """Answers at once as `answers` says by name, or, where it says nothing, when the test does."""
+
+    __test__ = False
+
+    def __init__(self, **answers: Any) -> None:
+        self.answers: dict[str, Any] = {"backlog": EMPTY, "purge": 0, "holding_keys": {}, "disarm": None} | answers
+        self.log: list[Call] = []
+        self.on_lost: Callable[[str], None] = lambda why: None
+        self._pending: dict[str, list[Call]] = {}
+        self._arrived = asyncio.Event()
+
+    async def _call(self, name: str, *arguments: Any) -> Any:
+        call = Call(name, arguments)
+        self.log.append(call)
+        if name in self.answers:
+            answer = self.answers[name]
+            await asyncio.sleep(0)
+            if isinstance(answer, Exception):
+                raise answer
+            return answer(*arguments) if callable(answer) else answer
+        self._pending.setdefault(name, []).append(call)
+        self._arrived.set()
+        return await call.future
+
+    async def called(self, name: str) -> Call:
+        """The next call of that name that waits for its answer."""
+        async with asyncio.timeout(DEADLINE_S):
+            while not self._pending.get(name):
+                self._arrived.clear()
+                await self._arrived.wait()
+        return self._pending[name].pop(0)
+
+    def calls(self, name: str) -> list[Call]:
+        return [call for call in self.log if call.name == name]
+
+    async def open(self, on_ring: Callable[[], None], on_lost: Callable[[str], None]) -> OutboxInfo:
+        self.on_lost = on_lost
+        found: OutboxInfo = await self._call("open")
+        return found
+
+    async def close(self) -> None:
+        await asyncio.sleep(0)
+
+    async def claim(self, shards_max: int) -> Sequence[Claim]:
+        return await self._call("claim", shards_max)  # type: ignore[no-any-return]
+
+    async def renew(self, held: Mapping[int, Held], *, available: bool) -> Renewal:
+        return await self._call("renew", held, available)  # type: ignore[no-any-return]
+
+    async def release(self, held: Mapping[int, Held]) -> None:
+        await self._call("release", held)
+
+    async def leave(self) -> None:
+        await self._call("leave")
+
+    async def check(self) -> Check:
+        return await self._call("check")  # type: ignore[no-any-return]
+
+    async def page(self, request: PageRequest) -> Page:
+        return await self._call("page", request)  # type: ignore[no-any-return]
+
+    async def load(self, rows: Sequence[Row]) -> Sequence[Row]:
+        return await self._call("load", rows)  # type: ignore[no-any-return]
+
+    async def reload(self, rows: Sequence[Row]) -> Sequence[Row]:
+        return await self._call("reload", rows)  # type: ignore[no-any-return]
+
+    async def due(self, cursors: Mapping[int, int], limit: int) -> Due:
+        return await self._call("due", cursors, limit)  # type: ignore[no-any-return]
+
+    async def holding_keys(self, shards: Sequence[int], limit: int) -> Mapping[int, Sequence[Row]]:
+        return await self._call("holding_keys", shards, limit)  # type: ignore[no-any-return]
+
+    async def arm(self, wait_s: float) -> Armed:
+        return await self._call("arm", wait_s)  # type: ignore[no-any-return]
+
+    async def disarm(self) -> None:
+        await self._call("disarm")
+
+    async def settle(self, settlement: Settlement) -> Settled:
+        return await self._call("settle", settlement)  # type: ignore[no-any-return]
+
+    async def purge(self, older_than_s: float, limit: int) -> int:
+        return await self._call("purge", older_than_s, limit)  # type: ignore[no-any-return]
+
+    async def backlog(self) -> Backlog:
+        return await self._call("backlog")  # type: ignore[no-any-return]
+
+
+class TestedLink:
+    """A link whose broker is the test."""
+
+    __test__ = False
+
+    def __init__(self, listener: LinkListener) -> None:
+        self.listener = listener
+        self.sent: list[Row] = []
+        self.open: dict[str, Row] = {}
+        self.takes_max = 1_000_000
+        self.rejects: dict[str, str] = {}
+
+    @property
+    def in_flight(self) -> int:
+        return len(self.open)
+
+    def is_in_flight(self, message_id: str) -> bool:
+        return message_id in self.open
+
+    def publish(self, rows: Sequence[Row]) -> Publication:
+        taken = rows[: self.takes_max]
+        rejected = [Rejection(row, self.rejects[row.id], "no") for row in taken if row.id in self.rejects]
+        for row in taken:
+            if row.id not in self.rejects:
+                assert row.id not in self.open, "a row is in flight at most once per link"
+                self.open[row.id] = row
+                self.sent.append(row)
+        return Publication(len(taken), rejected)
+
+    async def close(self) -> None:
+        await asyncio.sleep(0)
+        lost, self.open = list(self.open.values()), {}
+        self.listener.on_closed(lost, Closed.CONNECTION, "closed by the relay")
+
+    def ack(self, *rows: Row) -> None:
+        self.listener.on_acked([self.open.pop(row.id) for row in rows])
+
+    def nack(self, *rows: Row) -> None:
+        self.listener.on_nacked([self.open.pop(row.id) for row in rows])
+
+    def give_back(self, *rows: Row) -> None:
+        self.listener.on_returned([Returned(self.open.pop(row.id), "312 NO_ROUTE", "x", "k") for row in rows])
+
+    def cut(self) -> None:
+        lost, self.open = list(self.open.values()), {}
+        self.listener.on_closed(lost, Closed.CONNECTION, "reset")
+
+    @property
+    def ids(self) -> list[str]:
+        return [row.id for row in self.sent]
+
+
+class TestedBroker:
+    __test__ = False
+
+    def __init__(self) -> None:
+        self.links: list[TestedLink] = []
+
+    async def connect(self, listener: LinkListener, payload_type: PayloadType) -> Link:
+        await asyncio.sleep(0)
+        self.links.append(TestedLink(listener))
+        return self.links[-1]
+
+
+# ---------------------------------------------------------------- a small world
+
+
+def make_row(seq: int, key: str | None = "k", *, shard: int = 0, **columns: Any) -> Row:
+    return Row(shard, seq, f"m{seq}", "ok", ctid=(0, seq), aggregate_id=key, created_at=0.0, **columns)
+
+
+def renewal(
+    mine: Mapping[int, tuple[int, int]] | None = None,
+    *,
+    renewed: Iterable[int] | None = None,
+    claimable: int = 0,
+    relays: int = 1,
+    is_paused: bool = False,
+    next_due_in_s: float | None = None,
+) -> Renewal:
+    mine = mine or {}
+    return Renewal(
+        frozenset(mine if renewed is None else renewed), mine, claimable, relays, is_paused, 5000.0, next_due_in_s
+    )
+
+
+class Parts:
+    """An engine with shard 0 ours, read up to 0, and a link; the parts are started by the tests."""
+
+    def __init__(self, settings: EngineSettings | None = None, **answers: Any) -> None:
+        self.clock = ManualClock()
+        self.outbox = TestedOutbox(**answers)
+        self.engine = Engine(
+            settings or EngineSettings(),
+            self.outbox,
+            self.clock,
+            Random(1),
+            Metrics(self.clock.now),
+            Readiness(),
+            Log(logging.getLogger("tests.parts")),
+            DatabaseTime(self.clock),
+        )
+        self.engine.database_time.observe(5000.0, self.clock.now())
+        self.engine.info = INFO
+        self.publisher = Publisher(self.engine, TestedBroker())
+        self.settler = Settler(self.engine)
+        self.keeper = Keeper(self.engine)
+        self.reader = Reader(self.engine, self.keeper)
+        self.link = TestedLink(self.publisher)
+        self.engine.link = self.link
+        self.engine.broker_lost_at = None
+        self.own(0)
+
+    def own(self, shard: int, floor: int = 0) -> None:
+        self.engine.leases.on_claimed([Claim(shard, 1, floor)], self.clock.now())
+        self.engine.reading.add_shard(shard, floor)
+
+    def check(self, last_seq: int, *writers: Any) -> None:
+        self.engine.reading.on_check(Check(last_seq, writers, 5000.0))
+
+    def turn(self) -> None:
+        """One turn of the publisher."""
+        self.publisher._turn()
+
+    async def settled(self) -> Settlement:
+        """The settlement that waits for its answer."""
+        call = await self.outbox.called("settle")
+        settlement: Settlement = call.arguments[0]
+        self._call = call
+        return settlement
+
+    def commit(self, **parts: Any) -> None:
+        self._call.answer(Settled(**parts))
+
+    @asynccontextmanager
+    async def running(self, *works: Any) -> AsyncIterator[list[asyncio.Task[None]]]:
+        tasks = [asyncio.get_running_loop().create_task(work) for work in works]
+        try:
+            yield tasks
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def eventually(holds: Callable[[], bool]) -> None:
+    """Until it holds, turn by turn of the loop."""
+    async with asyncio.timeout(DEADLINE_S):
+        while not holds():
+            await asyncio.sleep(0)
+
+
+async def turns(count: int = 20) -> None:
+    """Long enough for whatever is ready to happen."""
+    for _ in range(count):
+        await asyncio.sleep(0)
+
+
+# ---------------------------------------------------------------- the settler
+
+
+async def test_decisions_of_a_settlement_that_was_cancelled_are_kept() -> None:
+    """The keeper lost its session first: the settler is cancelled within `settle`, and what was sent must be settled
+    again in the next life of the sessions (S3), not stay SETTLING for ever with the floor and the drain behind it."""
+    parts = Parts()
+    row = make_row(1)
+    parts.engine.admit([row])
+    parts.turn()
+    parts.link.ack(row)
+    async with parts.running(parts.settler.run()):
+        assert (await parts.settled()).sent == [row]
+    parts.engine.lose_sessions()
+    assert parts.engine.decisions.sent == [row]
+    async with parts.running(parts.settler.run()):
+        assert (await parts.settled()).sent == [row]
+        parts.commit(done=[row])
+        await eventually(lambda: len(parts.engine.chains) == 0)
+
+
+async def test_what_else_a_cancelled_settlement_carried_is_dropped_with_its_rows() -> None:
+    """A deferral and its followers under way when the session is lost: none of them stays SETTLING in memory."""
+    parts = Parts()
+    rows = [make_row(1), make_row(2), make_row(3, "other")]
+    parts.engine.admit(rows)
+    parts.turn()
+    parts.link.give_back(rows[0])
+    async with parts.running(parts.settler.run()):
+        settlement = await parts.settled()
+        assert [each.row for each in settlement.setbacks] == rows[:1]
+        assert settlement.followers == rows[1:2]
+    parts.engine.lose_sessions()
+    assert [row.state for row in rows] == [State.FORGOTTEN, State.FORGOTTEN, State.IN_FLIGHT]
+    assert len(parts.engine.decisions) == 0
+
+
+async def test_a_refused_settlement_is_tried_again_with_the_same_decisions() -> None:
+    parts = Parts()
+    rows = [make_row(1), make_row(2, "other")]
+    parts.engine.admit(rows)
+    parts.turn()
+    parts.link.ack(rows[0])
+    async with parts.running(parts.settler.run()):
+        assert (await parts.settled()).sent == rows[:1]
+        parts.link.ack(rows[1])
+        parts._call.fail(DatabaseRefused("lock timeout"))
+        assert (await parts.settled()).sent == rows
+        parts.commit(done=rows)
+        await eventually(lambda: len(parts.engine.chains) == 0)
+
+
+async def test_a_row_that_somebody_changed_keeps_its_place_until_it_is_loaded_anew() -> None:
+    """1 was returned, its deferral missed (somebody touched the row); 2, read since and without a blocker in the table,
+    must not go before 1 has been loaded again (I3)."""
+    parts = Parts()
+    one, two = make_row(1), make_row(2)
+    parts.engine.admit([one])
+    parts.turn()
+    parts.link.give_back(one)
+    parts.engine.admit([two])
+    assert two.state is State.TESTING
+    async with parts.running(parts.settler.run(), parts.publisher.run()):
+        settlement = await parts.settled()
+        assert settlement.tested == [two]
+        parts.commit(changed=[one], unblocked=[two])
+        await eventually(lambda: parts.engine.reread == [one])
+        await turns()
+        assert parts.link.ids == ["m1"]
+        again = make_row(1)
+        parts.outbox.answers["reload"] = [again]
+        await parts.reader._reread()
+        await eventually(lambda: parts.link.sent[1:] == [again])
+        parts.link.ack(again)
+        await eventually(lambda: parts.link.ids == ["m1", "m1", "m2"])
+
+
+async def test_an_old_fence_does_not_cost_the_lease_that_was_claimed_since() -> None:
+    """Shard 0 was lost and claimed again while a settlement under the old epoch was under way."""
+    parts = Parts()
+    row = make_row(1)
+    parts.engine.admit([row])
+    parts.turn()
+    parts.link.ack(row)
+    async with parts.running(parts.settler.run()):
+        assert (await parts.settled()).fences == {0: 1}
+        parts.engine.lose_shard(0)
+        parts.engine.leases.on_claimed([Claim(0, 3, 0)], parts.clock.now())
+        parts.commit(lost={0})
+        await eventually(lambda: parts.engine.applied_serial == 0)
+        assert 0 in parts.engine.leases
