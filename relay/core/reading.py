@@ -101,7 +101,7 @@ class Reading:
     def on_check(self, check: Check) -> None:
         """Take a check's answer: new writers get their low, vanished ones are marked gone."""
         previous = self._last_seq
-        known_lows = [writer.low for writer in self._writers.values()]
+        known = list(self._writers.values())
         seen: set[str] = set()
         for found in check.writers:
             seen.add(found.vxid)
@@ -110,13 +110,16 @@ class Reading:
                 if writer.xid is None:
                     writer.xid = found.xid
                 continue
+            is_from_first_check = previous is None
             if previous is None:
                 low = min(self._cursors.values(), default=0)
             elif found.vxid.startswith(_PREPARED):
-                low = min([*known_lows, previous])
+                # It may be any of those known, also one that nobody saw begin.
+                low = min([*(each.low for each in known), previous])
+                is_from_first_check = any(each.is_from_first_check for each in known)
             else:
                 low = previous
-            self._writers[found.vxid] = _Writer(self._next_number, low, found.xid, previous is None)
+            self._writers[found.vxid] = _Writer(self._next_number, low, found.xid, is_from_first_check)
             self._next_number += 1
         for vxid, writer in self._writers.items():
             if vxid not in seen:
