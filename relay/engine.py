@@ -139,6 +139,8 @@ class Engine:
         """Boot-time seconds at which to ask for due rows."""
         self.reread: list[Row] = []
         """Rows that somebody else changed, still in memory: the reader loads them anew by id."""
+        self.settling = 0
+        """Sent rows in the settlement that is under way, or locked by somebody and waiting for the next."""
         self.applied_serial = -1
         """The last settlement that was committed and taken in."""
 

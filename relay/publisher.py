@@ -117,7 +117,9 @@ class Publisher:
         chains.wake_backoff(now)
         if link is None or engine.is_blocked or engine.is_paused or engine.is_stopping:
             return self._until_backoff(now)
-        window = engine.settings.in_flight_max - link.in_flight
+        # Confirmed and not yet settled counts too: a kill repeats what is published and not settled (I4).
+        unsettled = len(engine.decisions.sent) + engine.settling
+        window = engine.settings.in_flight_max - link.in_flight - unsettled
         room = min(window, TURN_ROWS, self._allowance(now))
         pressure = engine.metrics.backpressure
         pressure.set("in_flight", window <= 0 and chains.ready > 0, now)

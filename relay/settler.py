@@ -52,6 +52,7 @@ class Settler:
             if not len(settlement):
                 continue
             started = engine.clock.now()
+            engine.settling = len(settlement.sent) + len(self._locked)
             try:
                 settled = await engine.outbox.settle(settlement)
             except DatabaseRefused as error:
@@ -127,6 +128,7 @@ class Settler:
 
     def _put_back(self, settlement: Settlement) -> None:
         """Refused: the decisions stand, before what was decided since."""
+        self._engine.settling = len(self._locked)
         decisions = self._engine.decisions
         decisions.sent[:0] = settlement.sent
         decisions.setbacks[:0] = settlement.setbacks
@@ -153,6 +155,7 @@ class Settler:
         if locked:
             self._locked.extend(locked)
             self._locked_until = engine.clock.now() + LOCKED_RETRY_S
+        engine.settling = len(self._locked)
         self._count(settlement, settled, locked)
         engine.reading.note_settled([row.seq for row in settled.done])
         if settlement.tested:

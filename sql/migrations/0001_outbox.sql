@@ -111,6 +111,8 @@ CREATE TABLE {relay} (
     version text NOT NULL,
     started_at timestamptz NOT NULL DEFAULT now(),
     heartbeat timestamptz NOT NULL DEFAULT now(),
+    session_start timestamptz,
+    session_pid int,
     is_available boolean NOT NULL DEFAULT false,
     CONSTRAINT {relay_pkey_index} PRIMARY KEY (instance)
 ) WITH (

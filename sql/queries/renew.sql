@@ -28,7 +28,11 @@ WITH last AS MATERIALIZED (SELECT CASE WHEN is_called THEN last_value ELSE last_
      present AS MATERIALIZED (
         SELECT r.instance FROM {relay} r WHERE r.instance = $4::text FOR NO KEY UPDATE SKIP LOCKED),
      beaten AS (
-        UPDATE {relay} r SET heartbeat = clock_timestamp(), is_available = $10::bool
+        UPDATE {relay} r
+           SET heartbeat = clock_timestamp(), is_available = $10::bool,
+               session_pid = CASE WHEN $6::bool THEN pg_backend_pid() END,
+               session_start = CASE WHEN $6::bool THEN (
+                   SELECT a.backend_start FROM pg_stat_get_activity(pg_backend_pid()) a) END
           FROM present WHERE r.instance = present.instance RETURNING 1),
      joined AS (
         INSERT INTO {relay} (instance, name, version, started_at, heartbeat, is_available)
@@ -52,7 +56,11 @@ SELECT (SELECT array_agg(shard) FROM mine) AS shards,
        ) AS claimable,
        (SELECT count(*) FROM {relay} r
          WHERE r.instance <> $4::text AND r.is_available
-           AND r.heartbeat > clock_timestamp() - $5::float8 * interval '1 second') AS other_relays,
+           AND r.heartbeat > clock_timestamp() - $5::float8 * interval '1 second'
+           AND (r.session_pid IS NULL OR EXISTS (
+               SELECT FROM sessions a WHERE a.pid = r.session_pid
+                  AND (a.backend_start IS NULL OR r.session_start IS NULL OR a.backend_start = r.session_start)))
+       ) AS other_relays,
        (SELECT m.paused_at IS NOT NULL FROM {meta} m) AS is_paused,
        (SELECT date_part('epoch', min(x.due_at)) - date_part('epoch', clock_timestamp()) FROM mine
          CROSS JOIN LATERAL (SELECT o.due_at FROM {table} o
