@@ -170,14 +170,14 @@ class Sessions:
             session.connection.add_termination_listener(self._listener(group, self._sessions))
 
     async def _probe(self, connection: Connection) -> Any:
-        """Which server and session this is. The argument makes the driver ask for the one type that it does not know
-        now: it sets `jit` around that question, and inside our transactions would set it for good."""
+        """Which server and session this is. The arguments make the driver ask now for the types that it does not know:
+        it sets `jit` off and on around that question, and inside our transactions would leave it off for good."""
         async with connection.transaction():  # behind a proxy, all of it on one server
             return await connection.fetchrow(
                 "SELECT pg_backend_pid() AS pid, pg_is_in_recovery() AS is_standby,"
-                " pg_postmaster_start_time()::text AS server,"
-                " current_setting('server_version_num')::int AS version, $1::tid[] AS addresses",
-                [],
+                " pg_postmaster_start_time()::text AS server, current_setting('server_version_num')::int AS version,"
+                " $1::tid[], $2::bool[], $3::smallint[], $4::int[], $5::bigint[], $6::float8[]",
+                *([[]] * 6),
                 timeout=READ_DEADLINE_S,
             )
 
