@@ -22,20 +22,14 @@ SCENARIOS: dict[str, Callable[..., Report]] = {
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(
-        prog="python -m bench", description="Measures the relay on private servers."
-    )
+    parser = argparse.ArgumentParser(prog="python -m bench", description="Measures the relay on private servers.")
     parser.add_argument("scenario", nargs="?", default="drain", choices=SCENARIOS)
     parser.add_argument(
         "--json", type=Path, metavar="FILE", help="where the result goes, such as bench/results/drain.json"
     )
-    parser.add_argument(
-        "--rows", type=_positive, default=60_000, help="size of the backlog (default: %(default)s)"
-    )
+    parser.add_argument("--rows", type=_positive, default=60_000, help="size of the backlog (default: %(default)s)")
     parser.add_argument("--keys", type=_positive, default=5_000, help="ordering keys (default: %(default)s)")
-    parser.add_argument(
-        "--repeats", type=_positive, default=3, help="turns over all variants (default: %(default)s)"
-    )
+    parser.add_argument("--repeats", type=_positive, default=3, help="turns over all variants (default: %(default)s)")
     options = parser.parse_args()
     try:
         report = SCENARIOS[options.scenario](

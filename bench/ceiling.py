@@ -24,9 +24,7 @@ def run_ceiling(rig: Rig, window: int, writes: str) -> dict[str, Any]:
         used = rig.cpu() - before
         first = rig.take_first()
         if first.held != rig.rows:
-            raise BenchFailed(
-                f"{rig.rows} messages of the C publisher are confirmed, the queue holds {first.held}"
-            )
+            raise BenchFailed(f"{rig.rows} messages of the C publisher are confirmed, the queue holds {first.held}")
     expect_no_complaints(rig)
     return {
         "publisher": "c",

@@ -82,9 +82,7 @@ def main(arguments: Sequence[str]) -> int:
         return 2
     database_url, amqp_url = os.environ["RELAY_DATABASE_URL"], os.environ["RELAY_AMQP_URL"]
     print(
-        json.dumps(
-            asyncio.run(drain(database_url, amqp_url, int(arguments[1]), gathered=arguments[0] == "gathered"))
-        )
+        json.dumps(asyncio.run(drain(database_url, amqp_url, int(arguments[1]), gathered=arguments[0] == "gathered")))
     )
     return 0
 

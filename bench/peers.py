@@ -34,9 +34,7 @@ def run(*, rows: int, keys: int, repeats: int, say: Callable[[str], None]) -> Re
             )
             for measure in turns:
                 runs.append({"turn": turn, **measure()})
-                say(
-                    f"turn {turn}: {runs[-1]['publisher']} {runs[-1]['variant']}: {runs[-1]['msgs_per_s']:,.0f} msg/s"
-                )
+                say(f"turn {turn}: {runs[-1]['publisher']} {runs[-1]['variant']}: {runs[-1]['msgs_per_s']:,.0f} msg/s")
         compare_shapes(runs)
         settings, versions = rig.settings() | {"repeats": repeats}, rig.versions()
     summary = summarise(runs)

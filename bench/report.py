@@ -74,9 +74,7 @@ def summarise(runs: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         summary["ceiling"] = {"variant": best, "msgs_per_s": ceilings[best]["msgs_per_s_median"]}
         for name, variant in variants.items():
             if name not in ceilings:
-                variant["ratio"] = round(
-                    variant["msgs_per_s_median"] / ceilings[best]["msgs_per_s_median"], 3
-                )
+                variant["ratio"] = round(variant["msgs_per_s_median"] / ceilings[best]["msgs_per_s_median"], 3)
                 fastest = max(v["msgs_per_s_best"] for v in ceilings.values())
                 variant["ratio_of_bests"] = round(variant["msgs_per_s_best"] / fastest, 3)
     return summary
@@ -118,9 +116,7 @@ def _table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 def _machine() -> dict[str, Any]:
     """Enough to judge the figures by; no host name."""
     cpuinfo = Path("/proc/cpuinfo").read_text()
-    model = next(
-        (line.split(":", 1)[1].strip() for line in cpuinfo.splitlines() if line.startswith("model name")), ""
-    )
+    model = next((line.split(":", 1)[1].strip() for line in cpuinfo.splitlines() if line.startswith("model name")), "")
     return {
         "cores": len(os.sched_getaffinity(0)),
         "cpu": model or platform.machine(),
@@ -142,9 +138,7 @@ def _commit() -> str:
     """The commit measured, with a `+` when the tree differed from it; `unknown` outside a repository."""
     try:
         commit = _git("rev-parse", "--short=12", "HEAD")
-        return commit + (
-            "+" if _git("status", "--porcelain", "--", "relay", "sql", "bench/*.py", "bench/*.c") else ""
-        )
+        return commit + ("+" if _git("status", "--porcelain", "--", "relay", "sql", "bench/*.py", "bench/*.c") else "")
     except (OSError, subprocess.SubprocessError):
         return "unknown"
 

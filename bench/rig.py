@@ -94,9 +94,7 @@ class Rig:
             timeout=60.0,
         )
         if migration.returncode != 0:
-            raise BenchFailed(
-                f"relay migrate: exit {migration.returncode}\n{migration.stderr}{migration.stdout}"
-            )
+            raise BenchFailed(f"relay migrate: exit {migration.returncode}\n{migration.stderr}{migration.stdout}")
         self._sql(
             f"""do $$ declare first int := 1; begin
                 while first <= {self.rows} loop
@@ -113,10 +111,7 @@ class Rig:
         )
         self._sql("vacuum analyze")
         self._sql("checkpoint")
-        pairs = [
-            line.split("|")
-            for line in self._sql("select id, aggregate_id from outbox order by seq").splitlines()
-        ]
+        pairs = [line.split("|") for line in self._sql("select id, aggregate_id from outbox order by seq").splitlines()]
         body = self.directory / "body"
         body.write_text(self._sql("select payload from outbox order by seq limit 1").removesuffix("\n"))
         if len(pairs) != self.rows or body.stat().st_size != BODY_BYTES:
@@ -132,9 +127,7 @@ class Rig:
         name = "backlog_run"
         self.postgres.drop_database(name)
         # Block by block from 15 on would write it all to the log first; a copy of files is what 14 does anyway.
-        by_files = (
-            " strategy file_copy" if int(self._sql("show server_version_num", "postgres")) >= 150000 else ""
-        )
+        by_files = " strategy file_copy" if int(self._sql("show server_version_num", "postgres")) >= 150000 else ""
         self._sql(f"create database {name} template template_backlog{by_files}", "postgres")
         self._sql("checkpoint", "postgres")
         try:
@@ -250,9 +243,7 @@ def relay_environment(**settings: str) -> dict[str, str]:
 def shape_of(message: aio_pika.abc.AbstractIncomingMessage) -> dict[str, Any]:
     """Which properties and headers a message carries, with their types: two publishers compared must send the same."""
     # The queue counts deliveries of its own accord.
-    headers = {
-        name: type(value).__name__ for name, value in message.headers.items() if name != "x-delivery-count"
-    }
+    headers = {name: type(value).__name__ for name, value in message.headers.items() if name != "x-delivery-count"}
     names = (
         "content_type",
         "content_encoding",

@@ -133,15 +133,9 @@ def _status(
     if backlog["oldest_age_s"] is not None:
         ages.append(backlog["oldest_age_s"])
     due = [
-        row["due_in_s"]
-        for row in aside
-        if row["aside"] in ("deferred", "scheduled") and row["due_in_s"] is not None
+        row["due_in_s"] for row in aside if row["aside"] in ("deferred", "scheduled") and row["due_in_s"] is not None
     ]
-    pending = (
-        max(backlog["pending_rows"], backlog["estimate"])
-        if backlog["is_estimated"]
-        else backlog["pending_rows"]
-    )
+    pending = max(backlog["pending_rows"], backlog["estimate"]) if backlog["is_estimated"] else backlog["pending_rows"]
     others = pending + sum(rows.values())
     return Status(
         table=str(schema.table),
@@ -161,9 +155,7 @@ def _status(
         held_rows=rows["held"],
         held_keys=sum(row["keys"] for row in aside),
         parked_rows=rows["parked"],
-        parked_by_class={
-            row["failure_class"] or "unknown": row["rows"] for row in aside if row["aside"] == "parked"
-        },
+        parked_by_class={row["failure_class"] or "unknown": row["rows"] for row in aside if row["aside"] == "parked"},
         unmarkable_rows=meta["unmarkable_rows"],
         sent_rows_estimate=None if backlog["live_rows"] is None else max(0, backlog["live_rows"] - others),
         newest_seq=backlog["newest_seq"],
@@ -193,9 +185,7 @@ def _relay(row: Mapping[str, Any]) -> RelayState:
 
 def _rates(before: Status, now: Status) -> Rates | None:
     """None where a look was an estimate, or the sequence went back (a restore between the two)."""
-    seconds = (
-        datetime.fromisoformat(now.observed_at) - datetime.fromisoformat(before.observed_at)
-    ).total_seconds()
+    seconds = (datetime.fromisoformat(now.observed_at) - datetime.fromisoformat(before.observed_at)).total_seconds()
     inserted = now.newest_seq - before.newest_seq
     if seconds <= 0 or inserted < 0 or before.backlog_estimated or now.backlog_estimated:
         return None
@@ -255,11 +245,7 @@ def as_lines(status: Status) -> list[tuple[str, str]]:
                 f"{rates.inserted_per_second:,.1f} rows/s in, {rates.settled_per_second:,.1f} rows/s out",
             )
         )
-    armed = (
-        "armed: the next insert wakes an idle relay"
-        if status.is_doorbell_armed
-        else "not armed: nobody sleeps"
-    )
+    armed = "armed: the next insert wakes an idle relay" if status.is_doorbell_armed else "not armed: nobody sleeps"
     lines.append(("doorbell", armed if status.has_doorbell else "none: relays poll"))
     lines.append(("relays", f"{len(status.relays)}, {status.shards_owned} of 64 shards owned"))
     lines.extend(("", _relay_line(relay)) for relay in status.relays)

@@ -125,9 +125,7 @@ class Config:
 
     def inbox_database(self) -> urls.DatabaseTarget:
         """RELAY_INBOX_DATABASE_URL, read anew. Raises as `database` does."""
-        return urls.database_target(
-            _reread("RELAY_INBOX_DATABASE_URL", self.inbox_database_url, DatabaseUnavailable)
-        )
+        return urls.database_target(_reread("RELAY_INBOX_DATABASE_URL", self.inbox_database_url, DatabaseUnavailable))
 
     def inbox_amqp_urls(self) -> tuple[str, ...]:
         """RELAY_INBOX_AMQP_URL, read anew. Raises as `amqp_urls` does."""
@@ -148,9 +146,7 @@ def _reread(variable: str, secret: Secret | None, unavailable: type[RelayError])
 
 # ---------------------------------------------------------------- loading
 
-_KUBERNETES = re.compile(
-    r"RELAY_(.+_)?(SERVICE_HOST|SERVICE_PORT(_.+)?|PORT(_\d+_(TCP|UDP)(_.+)?)?)", re.DOTALL
-)
+_KUBERNETES = re.compile(r"RELAY_(.+_)?(SERVICE_HOST|SERVICE_PORT(_.+)?|PORT(_\d+_(TCP|UDP)(_.+)?)?)", re.DOTALL)
 """What Kubernetes puts into the environment of every pod beside a service whose name begins with `relay`."""
 
 _SHOWN_CHARACTERS_MAX = 80
@@ -221,9 +217,7 @@ def _value(setting: Setting, environ: Mapping[str, str], redactor: Redactor) -> 
 def _secret(setting: Setting, text: str | None, path: str | None, redactor: Redactor) -> Secret | None:
     if text is not None and path is not None:
         raise ConfigError(
-            [
-                f"{setting.variable}: set twice, by {setting.variable} and {setting.variable}_FILE; allowed: one"
-            ]
+            [f"{setting.variable}: set twice, by {setting.variable} and {setting.variable}_FILE; allowed: one"]
         )
     if text is None and path is None:
         return None
@@ -334,9 +328,7 @@ def _listed(variables: Iterable[str]) -> str:
     return " ".join(f"`{variable}`" for variable in sorted(variables, key=order.index)) or "none"
 
 
-assert {setting.field for setting in SETTINGS} == {field.name for field in dataclasses.fields(Config)} - {
-    "redactor"
-}
+assert {setting.field for setting in SETTINGS} == {field.name for field in dataclasses.fields(Config)} - {"redactor"}
 
 
 if __name__ == "__main__":

@@ -85,9 +85,7 @@ class Readiness:
     def add(self, reason: str, detail: str = "") -> None:
         """A reason begins, or its detail changes."""
         if any(known == reason for known, _ in self._reasons):
-            self._reasons = tuple(
-                (known, detail if known == reason else text) for known, text in self._reasons
-            )
+            self._reasons = tuple((known, detail if known == reason else text) for known, text in self._reasons)
         else:
             self._reasons = (*self._reasons, (reason, detail))
 
@@ -179,9 +177,7 @@ class HttpServer:
         assert self._server is None, "started twice"
         self._server = _Server(self._address, self._answer)
         # serve_forever looks for its end this often; four times a second costs nothing that can be measured.
-        self._thread = threading.Thread(
-            target=self._server.serve_forever, args=(0.25,), name="relay-http", daemon=True
-        )
+        self._thread = threading.Thread(target=self._server.serve_forever, args=(0.25,), name="relay-http", daemon=True)
         self._thread.start()
 
     @property

@@ -69,9 +69,7 @@ def get_logger() -> Log:
     return Log(logging.getLogger(_LOGGER))
 
 
-def setup(
-    log_format: LogFormat, level: LogLevel, redactor: Redactor, *, stream: TextIO | None = None
-) -> None:
+def setup(log_format: LogFormat, level: LogLevel, redactor: Redactor, *, stream: TextIO | None = None) -> None:
     """Send everything that is logged in this process to `stream` (default: standard error), replacing what was set.
 
     `level` is the relay's; the libraries' warnings always show.

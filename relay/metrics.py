@@ -65,9 +65,7 @@ def _histogram(name: str, text: str) -> Metric:
 
 
 METRICS: tuple[Metric, ...] = (
-    _counter(
-        "published_total", "Publishes by outcome; lost: the channel ended before one", "outcome", OUTCOMES
-    ),
+    _counter("published_total", "Publishes by outcome; lost: the channel ended before one", "outcome", OUTCOMES),
     _counter("rows_sent_total", "Rows confirmed and settled as sent"),
     _counter("rows_deferred_total", "Rows set aside until a next attempt, by reason", "reason", DEFERRALS),
     _counter("rows_parked_total", "Rows that need an operator from now on, by reason", "reason", FAILURES),

@@ -113,9 +113,7 @@ def _forms(written: str) -> set[str]:
     shapes |= {re.sub("%[0-9A-F]{2}", lambda hexes: hexes[0].lower(), shape) for shape in shapes}
     shapes |= {repr(shape)[1:-1] for shape in (written, decoded)}
     shapes |= {
-        json.dumps(shape, ensure_ascii=ascii_only)[1:-1]
-        for shape in (written, decoded)
-        for ascii_only in (False, True)
+        json.dumps(shape, ensure_ascii=ascii_only)[1:-1] for shape in (written, decoded) for ascii_only in (False, True)
     }
     return {shape for shape in shapes if shape}
 
@@ -133,9 +131,7 @@ class Secret:
 
     __slots__ = ("_path", "_redactor", "_value", "name")
 
-    def __init__(
-        self, name: str, redactor: Redactor, *, value: str | None = None, path: str | None = None
-    ) -> None:
+    def __init__(self, name: str, redactor: Redactor, *, value: str | None = None, path: str | None = None) -> None:
         assert (value is None) != (path is None), "a secret has one source"
         self.name = name
         self._redactor = redactor

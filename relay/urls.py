@@ -76,9 +76,7 @@ def _one_of(name: str, value: str, allowed: Iterable[str]) -> None:
 
 def _whole(name: str, value: str, minimum: int, maximum: int) -> int:
     if re.fullmatch("-?[0-9]{1,9}", value) is None or not minimum <= int(value) <= maximum:
-        raise ValueError(
-            f"has {name}={value}; allowed is a whole number of seconds from {minimum} to {maximum}"
-        )
+        raise ValueError(f"has {name}={value}; allowed is a whole number of seconds from {minimum} to {maximum}")
     return int(value)
 
 
@@ -321,9 +319,7 @@ def _check_amqp_url(url: str) -> None:
                 iter(difflib.get_close_matches(name, _AMQP_PARAMETERS, n=1, cutoff=0.5)), None
             )
             nearest = f"; nearest: {near}" if near else ""
-            raise ValueError(
-                f"has the unknown parameter {name}{nearest}; allowed are {', '.join(_AMQP_PARAMETERS)}"
-            )
+            raise ValueError(f"has the unknown parameter {name}{nearest}; allowed are {', '.join(_AMQP_PARAMETERS)}")
         _check_amqp_parameter(name, value, is_tls=parts.scheme == "amqps")
 
 

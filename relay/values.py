@@ -183,9 +183,7 @@ class TableName:
 
     def derived(self, suffix: str) -> str:
         """The quoted name of an object in the same schema whose name is the table's and `suffix`."""
-        assert len((self.name + suffix).encode()) <= IDENTIFIER_BYTES_MAX, (
-            "a derived name that PostgreSQL would cut"
-        )
+        assert len((self.name + suffix).encode()) <= IDENTIFIER_BYTES_MAX, "a derived name that PostgreSQL would cut"
         quoted = quote_identifier(self.name + suffix)
         return quoted if self.schema is None else f"{quote_identifier(self.schema)}.{quoted}"
 

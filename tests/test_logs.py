@@ -59,9 +59,7 @@ def test_text_lines_are_one_line_each() -> None:
     log, stream = started(LogFormat.TEXT)
     log.bind(relay="left").warning("broker_refused", why="no\nroute to it", host="mq", empty="")
     assert stream.getvalue().count("\n") == 1
-    assert stream.getvalue().endswith(
-        'Z warning broker_refused relay=left why="no\\nroute to it" host=mq empty=""\n'
-    )
+    assert stream.getvalue().endswith('Z warning broker_refused relay=left why="no\\nroute to it" host=mq empty=""\n')
 
 
 @pytest.mark.parametrize("log_format", LogFormat)

@@ -72,6 +72,8 @@ class Chains:
         self._backing_off = 0
         self._counts = [0] * SHARDS
         self._holding: dict[int, dict[Key, _Hold] | None] = {}
+        self._noted: dict[int, int] = {}
+        """Per shard the settlement that a hold was noted for last."""
         self.bytes = 0
         """Payload bytes in memory."""
         self.large_bytes = 0
@@ -118,18 +120,26 @@ class Chains:
 
     # ------------------------------------------------------------ held keys
 
-    def set_holding(self, shard: int, rows: Iterable[Row]) -> None:
-        """What a new owner found: of each held key in the shard its highest holding row."""
-        known: dict[Key, _Hold] | None = {row.key: (-1, row.seq) for row in rows if row.key is not None}
-        if known is not None and len(known) >= HOLDING_KEYS_MAX:
-            known = None
-        self._holding[shard] = known
+    def set_holding(self, shard: int, rows: Iterable[Row], known_until: int = -1) -> None:
+        """What a new owner found: of each held key in the shard its highest holding row.
+
+        The query saw all settlements up to `known_until`; what was noted for later ones stays.
+        """
+        known: dict[Key, _Hold] = {row.key: (-1, row.seq) for row in rows if row.key is not None}
+        before = self._holding.get(shard, _NONE)
+        if before is None and self._noted.get(shard, -1) > known_until:
+            return
+        for key, (serial, highest) in (before or _NONE).items():
+            if serial > known_until:
+                known[key] = (serial, max(highest, known.get(key, (-1, highest))[1]))
+        self._holding[shard] = None if len(known) >= HOLDING_KEYS_MAX else known
 
     def note_holding(self, row: Row, serial: int) -> None:
         """The row goes aside and holds its key, in the settlement numbered `serial`."""
         if row.key is None or not self._is_ordered:
             return
         known = self._holding.setdefault(row.shard, {})
+        self._noted[row.shard] = serial
         if known is None:
             return
         _, highest = known.get(row.key, (serial, row.seq))
@@ -223,11 +233,19 @@ class Chains:
         while at and queue[at - 1].seq > row.seq:
             at -= 1
         queue.insert(at, row)
-        if self._is_strict:
-            for later in queue[at + 1 :]:
-                if later.state is _READY:
-                    later.state = _WAITING
+        demoted = [later for later in queue[at + 1 :] if later.state is _READY]
+        for later in demoted:
+            later.state = _WAITING
+            self.wanted.pop(later.seq, None)
+        if demoted and not self._is_strict:
+            # Here they may be ready again in this very turn: their old place in the queue is before the new row's.
+            self._drop_stale()
         self._advance(chain)
+
+    def _drop_stale(self) -> None:
+        """Take out of the queues what is not ready any more."""
+        self._ready = deque(row for row in self._ready if row.state is _READY)
+        self._unlike = [row for row in self._unlike if row.state is _READY]
 
     def _advance_key(self, row: Row) -> None:
         chain = self._chains.get(row.key) if row.key is not None else None
@@ -280,10 +298,7 @@ class Chains:
             row.state = _IN_FLIGHT
             bytes_room -= row.size
             if row.key is not None and self._is_ordered:
-                chain = self._chains[row.key]
-                chain.flying += 1
-                if not self._is_strict and row.size > self._inline_bytes:
-                    self._advance(chain)
+                self._chains[row.key].flying += 1
             taken.append(row)
         return taken
 
@@ -318,6 +333,15 @@ class Chains:
             self._hold_body(row)
             if row.state is _READY:
                 self._ready.append(row)
+                if not self._is_strict:
+                    self._advance_key(row)
+
+    def has_large_to_go(self) -> bool:
+        """Whether a large body in memory is on its way out. If all of them wait behind other rows, one of those must
+        get its body even where there is no room for it."""
+        return any(
+            row.is_loaded and row.size > self._inline_bytes and row.state is not _WAITING for row in self._rows.values()
+        )
 
     def _land(self, row: Row) -> None:
         if row.key is not None and self._is_ordered:
@@ -364,6 +388,9 @@ class Chains:
         self._land(row)
         row.state = _BACKOFF
         self._backing_off += 1
+        if row.key is not None and self._is_ordered:
+            # A lower one of its key may have come meanwhile.
+            self._advance(self._chains[row.key])
         heappush(self._backoff, (due, row.seq, row))
 
     def next_backoff(self) -> float | None:
@@ -452,12 +479,9 @@ class Chains:
         (H4). Returns those that are news."""
         fresh: list[Row] = []
         for row in rows:
-            if row.seq in self._rows:
+            if not self._is_news(row):
                 continue
-            self._rows[row.seq] = row
-            self._counts[row.shard] += 1
-            if row.is_loaded:
-                self._hold_body(row)
+            self._enter(row)
             row.state = _TESTING
             fresh.append(row)
             if row.key is None or not self._is_ordered:
@@ -472,14 +496,27 @@ class Chains:
     def admit_scheduled(self, row: Row) -> bool:
         """A row read before its time: to be written as `scheduled`, holding nobody (H6). False when it is
         here already."""
-        if row.seq in self._rows:
+        if not self._is_news(row):
             return False
+        self._enter(row)
+        row.state = _SETTLING
+        return True
+
+    def _is_news(self, row: Row) -> bool:
+        """Not here already (R4). Another id under a known seq means that the database lost the old row: it is forgotten."""
+        old = self._rows.get(row.seq)
+        if old is None:
+            return True
+        if old.id == row.id:
+            return False
+        self.forget(old)
+        return True
+
+    def _enter(self, row: Row) -> None:
         self._rows[row.seq] = row
         self._counts[row.shard] += 1
         if row.is_loaded:
             self._hold_body(row)
-        row.state = _SETTLING
-        return True
 
     def finish(self, rows: Iterable[Row]) -> None:
         """Settled: no longer here. What waited for the commit goes on (H7)."""
@@ -494,7 +531,8 @@ class Chains:
             return
         del self._rows[row.seq]
         self._counts[row.shard] -= 1
-        if row.is_loaded:
+        is_awaited = self.wanted.pop(row.seq, None) is row
+        if row.is_loaded and not is_awaited:
             self.bytes -= row.size
             if row.size > self._inline_bytes:
                 self.large_bytes -= row.size
@@ -502,8 +540,6 @@ class Chains:
             self.has_orphans = True
         elif state is _BACKOFF:
             self._backing_off -= 1
-        elif not row.is_loaded:
-            self.wanted.pop(row.seq, None)
         if row.key is None or not self._is_ordered:
             return
         chain = self._chains.get(row.key)
@@ -525,6 +561,7 @@ class Chains:
         gone = [row for row in self._rows.values() if row.shard == shard]
         self._forget_all(gone)
         self._holding.pop(shard, None)
+        self._noted.pop(shard, None)
 
     def drop_unpublished(self, shards: Iterable[int] | None = None) -> None:
         """Forget what was not published and not decided: of these shards (a hand-over), or of
@@ -541,6 +578,9 @@ class Chains:
         # Highest first: no row of a chain becomes ready only to be forgotten next.
         for row in sorted(gone, key=lambda r: r.seq, reverse=True):
             self.forget(row)
+        if gone:
+            # Nobody may take from the queues for hours.
+            self._drop_stale()
 
     def is_idle(self, shard: int) -> bool:
         """Whether nothing of the shard is in flight or unsettled (L5)."""

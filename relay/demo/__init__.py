@@ -71,9 +71,7 @@ async def _servers() -> AsyncIterator[tuple[PostgresServer, RabbitServer]]:
 
 
 class _Demo:
-    def __init__(
-        self, postgres: PostgresServer, rabbit: RabbitServer, directory: Path, step: Say, gauge: Say
-    ) -> None:
+    def __init__(self, postgres: PostgresServer, rabbit: RabbitServer, directory: Path, step: Say, gauge: Say) -> None:
         self._step = step
         self._gauge = gauge
         self._postgres = postgres

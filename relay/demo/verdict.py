@@ -72,9 +72,7 @@ def judge(evidence: Evidence) -> Verdict:
     overtaken = overtakings(evidence.committed, evidence.arrivals)
     wrong_effects = _difference(Counter(event.order for event in evidence.committed), evidence.effects)
     lines = (
-        Line(
-            "events committed", _count(len(committed)), committed == evidence.acknowledged and bool(committed)
-        ),
+        Line("events committed", _count(len(committed)), committed == evidence.acknowledged and bool(committed)),
         Line("events rolled back", _count(len(evidence.rolled_back))),
         Line("rolled back, yet published", _count(len(phantoms)), not phantoms),
         Line("relay killed with SIGKILL", _count(evidence.kills), evidence.kills > 0),
@@ -92,9 +90,7 @@ def judge(evidence: Evidence) -> Verdict:
     failed = [line.name for line in lines if line.holds is False]
     if failed:
         return Verdict(lines, f"A guarantee did not hold: {', '.join(failed)}.")
-    return Verdict(
-        lines, "Every committed event arrived, in order per key, and took effect once; none was invented."
-    )
+    return Verdict(lines, "Every committed event arrived, in order per key, and took effect once; none was invented.")
 
 
 def overtakings(committed: Iterable[Event], arrivals: Iterable[str]) -> int:

@@ -45,9 +45,7 @@ async def migrate(connection: Connection, *, role: str | None = None, patience_s
     await perform_step(connection, _step(role), time.monotonic() + patience_s)
 
 
-async def run(
-    target: DatabaseTarget | str, *, role: str | None = None, patience_s: float = PATIENCE_S
-) -> None:
+async def run(target: DatabaseTarget | str, *, role: str | None = None, patience_s: float = PATIENCE_S) -> None:
     """`relay inbox migrate`: `migrate` on a connection of its own, whose errors it raises too."""
     connection = await connect(target, application_name="outbox-relay inbox migrate")
     try:

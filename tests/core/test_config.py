@@ -213,9 +213,7 @@ def test_settings_without_effect_are_warnings() -> None:
 def test_a_secret_from_a_file_loses_its_newline_and_is_read_anew(tmp_path: Path) -> None:
     file = tmp_path / "amqp"
     file.write_text("amqp://u:first@mq/\n")
-    found, _ = load(
-        {"RELAY_DATABASE_URL": DATABASE, "RELAY_AMQP_URL_FILE": str(file)}, needs=needed_by("run")
-    )
+    found, _ = load({"RELAY_DATABASE_URL": DATABASE, "RELAY_AMQP_URL_FILE": str(file)}, needs=needed_by("run"))
     assert found.amqp_urls() == ("amqp://u:first@mq/",)
     file.write_text("amqp://u:second@mq/\r\n")
     assert found.amqp_urls() == ("amqp://u:second@mq/",)
@@ -278,9 +276,7 @@ def test_a_faulty_url_shows_no_password(url: str) -> None:
 
 
 def test_a_faulty_url_shows_what_is_no_secret() -> None:
-    text = "\n".join(
-        problems({"RELAY_DATABASE_URL": DATABASE, "RELAY_AMQP_URL": "http://u:pw123456@mq:5672/x"})
-    )
+    text = "\n".join(problems({"RELAY_DATABASE_URL": DATABASE, "RELAY_AMQP_URL": "http://u:pw123456@mq:5672/x"}))
     assert "http://***@mq:5672/x" in text
 
 
@@ -312,9 +308,7 @@ def test_urls_nobody_knows_are_masked_too() -> None:
     assert redactor.redact("dsn host=h password=letmein user=u") == "dsn host=h password=*** user=u"
 
 
-@pytest.mark.parametrize(
-    "url", ["x", "amqp://u:p?q@h/", "amqp://u:secret", "postgres://h/d?a=u:p@h", "a://b@c@d"]
-)
+@pytest.mark.parametrize("url", ["x", "amqp://u:p?q@h/", "amqp://u:secret", "postgres://h/d?a=u:p@h", "a://b@c@d"])
 def test_shown_url_hides_what_it_cannot_tell_apart(url: str) -> None:
     assert shown_url(url) is None
 
@@ -458,9 +452,7 @@ def test_durations(text: str, seconds: float) -> None:
     assert values.duration(text) == seconds
 
 
-@pytest.mark.parametrize(
-    "text", ["5", "5 s", "s", "-1s", "1h30m", "١s", "1e3s", "5S", "99999d", "inf", "nans"]
-)
+@pytest.mark.parametrize("text", ["5", "5 s", "s", "-1s", "1h30m", "١s", "1e3s", "5S", "99999d", "inf", "nans"])
 def test_no_durations(text: str) -> None:
     with pytest.raises(ValueError):
         values.duration(text)

@@ -27,16 +27,12 @@ FRAME_MAX = 131_072
 
 def encoder(**options: Any) -> Encoder:
     exchange, routing_key = options.pop("route", ("events", "{event_type}"))
-    options = (
-        dict[str, Any]() | {"channel": 1, "frame_max": FRAME_MAX, "payload_type": PayloadType.JSON} | options
-    )
+    options = dict[str, Any]() | {"channel": 1, "frame_max": FRAME_MAX, "payload_type": PayloadType.JSON} | options
     return Encoder(Router(exchange, routing_key), **options)
 
 
 def make_row(**columns: Any) -> Row:
-    columns = (
-        dict[str, Any]() | {"id": "01K0", "event_type": "order.created", "occurred_at": OCCURRED_AT} | columns
-    )
+    columns = dict[str, Any]() | {"id": "01K0", "event_type": "order.created", "occurred_at": OCCURRED_AT} | columns
     return Row(0, 1, columns.pop("id"), columns.pop("event_type"), **columns)
 
 
@@ -143,9 +139,7 @@ def test_what_is_not_set_is_not_there() -> None:
     assert message.body == b""
 
 
-def attempt(
-    encode: Callable[[Row, Callable[[], float]], tuple[str, bytes]], row: Row
-) -> tuple[str, bytes] | str:
+def attempt(encode: Callable[[Row, Callable[[], float]], tuple[str, bytes]], row: Row) -> tuple[str, bytes] | str:
     """What came of it: the frames, or why there are none."""
     try:
         return encode(row, lambda: NOW)
@@ -191,9 +185,7 @@ json_values = st.recursive(
     | st.integers(-(2**63), 2**63 - 1)
     | st.floats(allow_nan=False, allow_infinity=False)
     | texts,
-    lambda inner: (
-        st.lists(inner, max_size=4) | st.dictionaries(texts.map(lambda t: t[:60]), inner, max_size=4)
-    ),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(texts.map(lambda t: t[:60]), inner, max_size=4),
     max_leaves=20,
 )
 

@@ -23,9 +23,7 @@ RARE = {
 
 
 def make_row(payload: bytes | None, rare: dict[str, Any] | None = None, **columns: Any) -> Row:
-    return Row(
-        0, 1, "id-1", "order.created", payload=payload, rare=rare, occurred_at=1_764_439_200.123456, **columns
-    )
+    return Row(0, 1, "id-1", "order.created", payload=payload, rare=rare, occurred_at=1_764_439_200.123456, **columns)
 
 
 def wrapped(name: str, row: Row, payload_type: PayloadType = PayloadType.JSON) -> dict[str, Any]:
@@ -146,9 +144,7 @@ def test_times_are_iso_8601_in_utc_with_microseconds(seconds: float, text: str) 
     assert iso(seconds) == text
 
 
-@pytest.mark.parametrize(
-    "seconds", [-1e-6, -1e12, float("inf"), float("-inf"), float("nan"), 253_402_300_800]
-)
+@pytest.mark.parametrize("seconds", [-1e-6, -1e12, float("inf"), float("-inf"), float("nan"), 253_402_300_800])
 def test_times_that_a_timestamp_cannot_carry_are_invalid(seconds: float) -> None:
     with pytest.raises(MessageInvalid):
         iso(seconds)

@@ -2,14 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from typing import Any
-
-from hypothesis import settings
-from hypothesis import strategies as st
-from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, initialize, invariant, precondition, rule
-
-from relay.core.ports import Check, Page, PageRequest, Writer
+from relay.core.ports import Check, Page, Writer
 from relay.core.reading import Reading
 from relay.message import Row
 

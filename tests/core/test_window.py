@@ -73,9 +73,7 @@ def test_tag_zero_with_multiple_means_all_so_far() -> None:
     assert window.ack(0, multiple=True) == (rows, [])
 
 
-@pytest.mark.parametrize(
-    ("tag", "multiple"), [(1, False), (4, False), (0, False), (4, True), (1, True), (2, True)]
-)
+@pytest.mark.parametrize(("tag", "multiple"), [(1, False), (4, False), (0, False), (4, True), (1, True), (2, True)])
 def test_a_confirm_of_what_is_not_in_flight_is_a_violation(tag: int, multiple: bool) -> None:
     window, rows = filled(3)
     window.ack(2, multiple=True)

@@ -74,6 +74,8 @@ class DatabaseOptions:
     slow: tuple[float, float] = (0.05, 0.5)
     check_gap: tuple[float, float] = (0.0, 0.0)
     lock_lag: tuple[float, float] = (0.0, 0.0)
+    xid_goes_first: float = 0.0
+    """The share of ending transactions whose xid's lock is gone while the table's lock still shows."""
     session_linger: tuple[float, float] = (0.0, 0.0)
     delete_sent: bool = False
     lease_s: float = 5.0
@@ -122,6 +124,7 @@ class Transaction:
     is_open: bool = True
     is_locked: bool = False
     is_prepared: bool = False
+    is_xid_shown: bool = True
     holds_bell: bool = False
     rings: bool = False
     rows: list[DbRow] = field(default_factory=list)
@@ -374,6 +377,8 @@ class Database:
         if release:
             self.release_locks(transaction)
         else:
+            share = self.options.xid_goes_first
+            transaction.is_xid_shown = not share or self.random.random() >= share
             self.loop.call_later(self.draw(self.options.lock_lag), self.release_locks, transaction, context=OUTSIDE)
 
     def release_locks(self, transaction: Transaction) -> None:

@@ -509,7 +509,11 @@ class FakeOutbox:
         last_seq = database.last_seq()
         now = database.now()
         yield Wait(database.draw(database.options.check_gap))
-        writers = [Writer(each.vxid, each.xid) for each in database.transactions.values() if each.is_locked]
+        writers = [
+            Writer(each.vxid, each.xid if each.is_xid_shown else None)
+            for each in database.transactions.values()
+            if each.is_locked
+        ]
         return Check(last_seq, writers, now)
 
     # -------------------------------------------------------- the reader's

@@ -60,6 +60,7 @@ def weather(rng: random.Random) -> WorldOptions:
         slow=(0.01, rng.choice([0.05, 0.5])),
         check_gap=(0.0, rng.choice([0.0, 0.002, 0.02])),
         lock_lag=(0.0, rng.choice([0.0, 0.002, 0.05])),
+        xid_goes_first=rng.choice([0.0, 0.5]),
         session_linger=(0.0, rng.choice([0.0, 0.02, 0.5])),
         settle_synchronous=rng.random() < 0.8,
         others_synchronous=rng.random() < 0.5,

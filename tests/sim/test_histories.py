@@ -241,6 +241,31 @@ def test_r3_a_slow_trigger() -> None:
     play(script)
 
 
+def test_r3_an_xid_that_is_gone_before_its_lock() -> None:
+    """w0 has drawn 1, no xid; check; page; w0 commits, its xid's lock goes first; w1 a2; check: w0 still shows."""
+
+    async def script(world: World) -> None:
+        world.database.options.lock_lag = (3.0, 3.0)
+        world.database.options.xid_goes_first = 1.0
+        world.start()
+        await world.delivered(*world.add("z"))
+        w0 = world.begin()
+        world.database.lock_table(w0)
+        seq = world.database.next_seq(w0)
+        await passes(world, "check", when=sees_writers)
+        await passes(world, "page", when=lists_writers)
+        stop = world.stop_at("check")
+        await stop.reached()
+        a1 = world.database.write(w0, seq, key="a")
+        world.commit(w0, release=False)
+        (a2,) = world.add("a")
+        stop.resume()
+        await world.delivered(a1, a2, timeout_s=2.0)
+        assert world.order("a") == [a1, a2]
+
+    play(script)
+
+
 def test_r1_a_gap_between_s_and_the_writers() -> None:
     """Writers begin, insert and end between the check's two halves: none of their rows is lost."""
 
@@ -550,7 +575,12 @@ def test_h4_no_due_row_above_the_cursor() -> None:
         world.commit(w0)
         world.rabbit.route("nowhere", True)
         await asyncio.sleep(1.0)
-        world.start()
+        second = world.start()
+        stop = world.stop_at("page", relay=second)
+        await stop.reached()
+        await asyncio.sleep(1.0)
+        assert not world.oracle.entries[a2].copies
+        stop.resume()
         await world.delivered(a1, a2)
         assert world.order("a") == [a1, a2]
 
@@ -738,8 +768,11 @@ def test_l3_who_loses_the_renewing_session_stops_writing() -> None:
         world.database.terminate(keeper, "terminated")
         await asyncio.sleep(0.01)
         published = sum(len(each) for each in world.oracle.publications.values())
+        # What was in flight is ready again, on a new link; the lease may be somebody else's by now.
+        world.rabbit.links[0].cut()
         world.rabbit.mute(False)
         await stop.reached()
+        await world.until(lambda: len(world.rabbit.links) == 1, what="a new link")
         await asyncio.sleep(1.0)
         assert sum(len(each) for each in world.oracle.publications.values()) == published
         stop.resume()
