@@ -178,12 +178,13 @@ class Reader:
         """New shards: first what is held in them, then they are read."""
         engine = self._engine
         claims = list(engine.claimed)
+        known_until = engine.applied_serial
         holding = await engine.outbox.holding_keys([claim.shard for claim in claims], HOLDING_KEYS)
         for claim in claims:
             if claim not in engine.claimed:
                 continue  # Lost or given away meanwhile.
             engine.claimed.remove(claim)
-            engine.chains.set_holding(claim.shard, holding.get(claim.shard, ()))
+            engine.chains.set_holding(claim.shard, holding.get(claim.shard, ()), known_until)
             engine.reading.add_shard(claim.shard, claim.floor)
         engine.note_due(0.0)
         self._must_check = True
@@ -271,9 +272,10 @@ class Reader:
         chains = engine.chains
         room = engine.settings.bytes_max // 2 - chains.large_bytes
         batch: list[Row] = []
-        for row in sorted(chains.wanted.values(), key=lambda r: r.seq)[:LOAD_ROWS]:
-            # A body larger than all the room passes alone.
-            if row.size > room and (batch or chains.large_bytes):
+        wanted = [row for row in chains.wanted.values() if row.state is State.READY]
+        for row in sorted(wanted, key=lambda r: r.seq)[:LOAD_ROWS]:
+            # A body larger than all the room passes alone; so does one that all others wait for.
+            if row.size > room and (batch or (chains.large_bytes and chains.has_large_to_go())):
                 break
             batch.append(row)
             room -= row.size

@@ -503,7 +503,7 @@ class Chains:
         return True
 
     def _is_news(self, row: Row) -> bool:
-        """Not here already (R4). Another id under a known seq means that the database lost the old row: it is forgotten."""
+        """Not here already (R4). Another id under a known seq means that the database lost the old row: forgotten."""
         old = self._rows.get(row.seq)
         if old is None:
             return True
