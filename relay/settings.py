@@ -12,7 +12,8 @@ from enum import StrEnum
 from typing import Any
 
 from relay import urls, values
-from relay.core.settings import Ordering, Unroutable
+from relay.core.settings import Ordering as Ordering
+from relay.core.settings import Unroutable as Unroutable
 
 
 class Sink(StrEnum):

@@ -133,13 +133,10 @@ async def test_columns_and_defaults_are_the_contracts(database: asyncpg.Connecti
 
 
 @pytest.mark.parametrize("payload", PayloadType)
-async def test_each_payload_type_is_kept_and_read_back(
-    database: asyncpg.Connection, payload: PayloadType
-) -> None:
+async def test_each_payload_type_is_kept_and_read_back(database: asyncpg.Connection, payload: PayloadType) -> None:
     await migrate.migrate(database, payload=payload)
     kind = await database.fetchval(
-        "SELECT format_type(atttypid, -1) FROM pg_attribute "
-        "WHERE attrelid = 'outbox'::regclass AND attname = 'payload'"
+        "SELECT format_type(atttypid, -1) FROM pg_attribute WHERE attrelid = 'outbox'::regclass AND attname = 'payload'"
     )
     assert kind == payload
     assert (await migrate.migrate(database)).schema.payload_type == payload
@@ -175,19 +172,9 @@ async def test_there_are_64_free_shards_and_no_cache_on_the_sequence(database: a
     await migrate.migrate(database)
     shards = await database.fetch("SELECT * FROM outbox_shard ORDER BY shard")
     assert [row["shard"] for row in shards] == list(range(64))
-    assert all(
-        (row["epoch"], row["floor"], row["owner"], row["leased_until"]) == (0, 0, None, None)
-        for row in shards
-    )
-    assert (
-        await database.fetchval(
-            "SELECT seqcache FROM pg_sequence WHERE seqrelid = 'outbox_seq_seq'::regclass"
-        )
-        == 1
-    )
-    assert (
-        await database.fetchval("SELECT pg_get_serial_sequence('outbox', 'seq')") == "public.outbox_seq_seq"
-    )
+    assert all((row["epoch"], row["floor"], row["owner"], row["leased_until"]) == (0, 0, None, None) for row in shards)
+    assert await database.fetchval("SELECT seqcache FROM pg_sequence WHERE seqrelid = 'outbox_seq_seq'::regclass") == 1
+    assert await database.fetchval("SELECT pg_get_serial_sequence('outbox', 'seq')") == "public.outbox_seq_seq"
 
 
 async def test_marks_are_hot(database: asyncpg.Connection) -> None:
@@ -345,9 +332,7 @@ def pooler_url(database_url: str, tmp_path_factory: pytest.TempPathFactory) -> I
             shutil.chown(path, user)
         for parent in (directory.parent, directory.parent.parent):
             parent.chmod(parent.stat().st_mode | 0o011)
-    with subprocess.Popen(
-        command, user=user, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
-    ) as process:
+    with subprocess.Popen(command, user=user, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:
         yield urlunsplit(parts._replace(netloc=f"{parts.username}@127.0.0.1:{port}"))
         process.terminate()
 
@@ -389,8 +374,7 @@ async def test_quoted_names_in_another_schema(database: asyncpg.Connection, role
 async def test_two_outboxes_in_one_database_never_meet(database: asyncpg.Connection) -> None:
     await database.execute("CREATE SCHEMA billing")
     schemas = [
-        (await migrate.migrate(database, name)).schema
-        for name in ("outbox", "billing.outbox", '"Outbox"', "outbox2")
+        (await migrate.migrate(database, name)).schema for name in ("outbox", "billing.outbox", '"Outbox"', "outbox2")
     ]
     assert len({schema.table_oid for schema in schemas}) == 4
     assert len({schema.bell_channel for schema in schemas}) == 4
@@ -470,9 +454,7 @@ async def test_missing_schema_and_missing_right_are_said(database: asyncpg.Conne
         await migrate.migrate(database, "nowhere.outbox")
     async with acting_as(database, role):
         if int(await database.fetchval("SHOW server_version_num")) >= 150000:
-            with pytest.raises(
-                DatabaseRefused, match="may not create tables in the schema public"
-            ) as refused:
+            with pytest.raises(DatabaseRefused, match="may not create tables in the schema public") as refused:
                 await migrate.migrate(database)
             assert "GRANT USAGE, CREATE ON SCHEMA public" in str(refused.value.hint)
     await database.execute(
@@ -501,9 +483,7 @@ async def test_an_unknown_payload_type_is_a_usage_error() -> None:
 # ---------------------------------------------------------------- rights
 
 
-async def test_a_writer_inserts_the_writers_columns_and_nothing_else(
-    database: asyncpg.Connection, role: str
-) -> None:
+async def test_a_writer_inserts_the_writers_columns_and_nothing_else(database: asyncpg.Connection, role: str) -> None:
     await migrate.migrate(database, writer=role)
     columns = ", ".join(WRITERS_COLUMNS)
     values = ", ".join(
@@ -584,9 +564,7 @@ async def test_the_doorbell_goes_and_comes_and_stays_as_chosen(database: asyncpg
         assert await triggers(database) == (["outbox_ring"] if expected else [])
 
 
-async def test_an_insert_rings_only_while_a_relay_sleeps(
-    database: asyncpg.Connection, database_url: str
-) -> None:
+async def test_an_insert_rings_only_while_a_relay_sleeps(database: asyncpg.Connection, database_url: str) -> None:
     schema = (await migrate.migrate(database)).schema
     rings: asyncio.Queue[str] = asyncio.Queue()
     sleeper, listener = await connect(database_url), await connect(database_url)

@@ -323,7 +323,7 @@ class Weather:
 
     async def _pause(self) -> None:
         self.world.pause(True)
-        self._later(self._span(), lambda: self._resume())
+        self._later(self._span(), self._resume)
 
     def _resume(self) -> None:
         if self.world.database.is_up:
