@@ -60,6 +60,10 @@ class Table(Protocol):
         """An application locks the row until the returned function is called."""
         ...
 
+    async def steal(self, shard: int) -> None:
+        """Another owner has the shard under the same epoch: what a rewound database can come to."""
+        ...
+
 
 Case = Callable[[Table], Awaitable[None]]
 
@@ -179,6 +183,25 @@ async def case_a_stale_epoch_settles_nothing(table: Table) -> None:
     settled = await first.settle(Settlement(fences=fenced(claims, [row]), sent=[row]))
     assert settled.lost == {row.shard}
     assert not settled.done
+    seen = await table.row(id_)
+    assert seen is not None
+    assert not seen.is_sent
+
+
+async def case_the_fence_asks_for_the_owner_too(table: Table) -> None:
+    """R5: a rewound database gives two instances the same epoch."""
+    (id_,) = await table.insert("k")
+    outbox = await table.relay("a")
+    claims = await claim_all(outbox)
+    (row,) = (await read(outbox, claims)).rows
+    await table.steal(row.shard)
+    settled = await outbox.settle(Settlement(fences=fenced(claims, [row]), sent=[row]))
+    assert settled.lost == {row.shard}
+    held = {row.shard: Held(claims[row.shard].epoch, 1)}
+    renewal = await outbox.renew(held, available=True)
+    assert row.shard not in renewal.renewed
+    assert row.shard not in renewal.mine
+    await outbox.release(held)
     seen = await table.row(id_)
     assert seen is not None
     assert not seen.is_sent

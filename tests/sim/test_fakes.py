@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
 
 import pytest
 
@@ -96,6 +97,9 @@ class FakeTable(Bench):
             self.database.row_locks.discard(id_)
 
         return unlock
+
+    async def steal(self, shard: int) -> None:
+        self.database.put_shard(shard, replace(self.database.shards[shard], owner="somebody else"))
 
 
 @pytest.mark.parametrize("case", outbox_suite.CASES, ids=lambda case: case.__name__)
