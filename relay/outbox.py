@@ -9,6 +9,7 @@ Does not decide: what to claim, read, release or settle, nor when. Retries nothi
 
 from __future__ import annotations
 
+import asyncio
 import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Final
@@ -35,9 +36,12 @@ from relay.migrate import read_schema
 from relay.outbox_sql import COLUMNS, IDENTIFICATION, refuse_unusable, texts
 from relay.rows import due_rows, page_rows, reloaded_rows
 from relay.sessions import READ_DEADLINE_S, Group, Sessions
-from relay.settling import Settler
+from relay.settling import SettlementWriter
 from relay.urls import DatabaseTarget
 from relay.values import TableName
+
+OPEN_DEADLINE_S: Final = 60.0
+"""For all of an opening; each of its steps has a shorter one where the driver lets it."""
 
 BACKLOG_TIMEOUT_S: Final = 2.0
 """A gauge is not worth more; one that cannot be read is absent."""
@@ -80,7 +84,7 @@ class PostgresOutbox:
         self._parked_hold = holds_when_parked and is_ordered
         self._poll_interval_s = poll_interval_s
         self._sessions = Sessions(lease_s, settle_commit=settle_commit)
-        self._settler = Settler(instance, name, version, marks_sent)
+        self._writer = SettlementWriter(instance, name, version, marks_sent)
         self._fingerprint = ""
         self._has_faults = False
         self._rings = False
@@ -95,16 +99,21 @@ class PostgresOutbox:
     async def open(self, on_ring: Callable[[], None], on_lost: Callable[[str], None]) -> OutboxInfo:
         """As `core.ports.Outbox.open`; also raises SchemaForeign, DatabaseRefused."""
         sessions = self._sessions
-        await sessions.open(self._database(), self._name, on_lost)
         try:
-            info = await self._prepare(on_ring)
+            async with asyncio.timeout(OPEN_DEADLINE_S):
+                await sessions.open(self._database(), self._name)
+                info = await self._prepare(on_ring)
+                sessions.watch(on_lost)
+                return info
+        except TimeoutError as error:
+            await sessions.close()
+            raise DatabaseUnavailable("PostgreSQL gave no answer in time") from error
         except DatabaseLost as error:
             await sessions.close()
             raise DatabaseUnavailable(error.message) from error
         except BaseException:
             await sessions.close()
             raise
-        return info
 
     async def _prepare(self, on_ring: Callable[[], None]) -> OutboxInfo:
         sessions = self._sessions
@@ -312,13 +321,12 @@ class PostgresOutbox:
     async def purge(self, older_than_s: float, limit: int) -> int:
         """As `core.ports.Outbox.purge`. A row below its shard's floor that was never sent unseats the shard's owner
         (R5), which the next renewal tells."""
-        look = limit // 16 + 16
         async with (
             self._sessions.call(Group.READER, self._sessions.bound_s) as session,
             session.transaction(self._begin_signed),
         ):
-            await session.fetch("lower_floors", self._instance, look)
-            ((rows,),) = await session.fetch("purge", self._instance, older_than_s, limit, look)
+            await session.fetch("lower_floors", self._instance, limit)
+            ((rows,),) = await session.fetch("purge", self._instance, older_than_s, limit)
         return int(rows)
 
     async def backlog(self) -> Backlog:
@@ -351,7 +359,7 @@ class PostgresOutbox:
             sessions.call(Group.SETTLER, sessions.bound_s) as session,
             session.transaction(self._begin_settlement),
         ):
-            return await self._settler.settle(session, settlement)
+            return await self._writer.write(session, settlement)
 
 
 def _leases(held: Mapping[int, Held]) -> tuple[list[int], list[int], list[int | None]]:

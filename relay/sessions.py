@@ -133,8 +133,8 @@ class Sessions:
 
     # ------------------------------------------------------------ open and close
 
-    async def open(self, target: DatabaseTarget, name: str, on_lost: Callable[[str], None]) -> None:
-        """Open all three. Raises DatabaseUnavailable, DatabaseRefused."""
+    async def open(self, target: DatabaseTarget, name: str) -> None:
+        """Open all three; nobody is told of their loss before `watch`. Raises DatabaseUnavailable, DatabaseRefused."""
         assert not self._sessions, "opened twice"
         opened: list[Connection] = []
         try:
@@ -165,9 +165,14 @@ class Sessions:
             for connection in opened:
                 connection.terminate()
             raise
-        self._on_lost = on_lost
         for group, session in self._sessions.items():
             session.connection.add_termination_listener(self._listener(group, self._sessions))
+
+    def watch(self, on_lost: Callable[[str], None]) -> None:
+        """From now on the loss of the sessions is told, once. Raises DatabaseLost when they are lost already."""
+        if not self._sessions:
+            raise DatabaseLost(self._why)
+        self._on_lost = on_lost
 
     async def _probe(self, connection: Connection) -> Any:
         """Which server and session this is. The arguments make the driver ask now for the types that it does not know:
@@ -295,6 +300,9 @@ class Sessions:
             f"{_PLANS.format(local='SESSION')}"
             " SET SESSION CHARACTERISTICS AS TRANSACTION ISOLATION LEVEL READ COMMITTED;"
             f" SET SESSION statement_timeout = {int(READ_DEADLINE_S * 800)};"
+            # A client that vanished without a word must not keep the doorbell's lock for hours.
+            " SET SESSION tcp_keepalives_idle = 10; SET SESSION tcp_keepalives_interval = 5;"
+            " SET SESSION tcp_keepalives_count = 3;"
             " SET SESSION lock_timeout = 0; SET SESSION idle_in_transaction_session_timeout = 0;"
             " SET SESSION idle_session_timeout = 0"
         )

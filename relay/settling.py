@@ -25,7 +25,7 @@ class Statements(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Settler:
+class SettlementWriter:
     """How this relay settles. `instance` is the leases' owner; name and version are noted with failures."""
 
     instance: str
@@ -33,7 +33,7 @@ class Settler:
     version: str
     marks_sent: bool
 
-    async def settle(self, session: Statements, settlement: Settlement) -> Settled:
+    async def write(self, session: Statements, settlement: Settlement) -> Settled:
         """Write all decisions, inside the caller's transaction; what became of them once it has committed."""
         fences = settlement.fences
         shards = sorted(fences)

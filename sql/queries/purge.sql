@@ -1,13 +1,15 @@
 -- Purpose: delete marked rows past their age, oldest first, of our own shards below their floors. A few rows a shard are
 --          looked at, from the bottom: where those are too young, so are the ones above.
--- Values:  $1 instance, $2 age in seconds, $3 rows in all, $4 rows to look at a shard.
+-- Values:  $1 instance, $2 age in seconds, $3 rows in all.
 -- Locks:   the deleted rows, SKIP LOCKED.
 -- Index:   {read_index}, one descent a shard.
 -- Caller:  relay/outbox.py `purge`.
-WITH old AS MATERIALIZED (
+WITH look AS MATERIALIZED (
+        SELECT (4 * $3::bigint / greatest(count(*), 1) + 16)::int AS rows FROM {shard} WHERE owner = $1::text),
+     old AS MATERIALIZED (
         SELECT x.c, x.seq FROM {shard} s CROSS JOIN LATERAL (
             SELECT o.ctid AS c, o.seq, o.sent_at FROM {table} o
-             WHERE o.shard = s.shard AND o.aside IS NULL AND o.seq <= s.floor ORDER BY o.seq LIMIT $4::int) x
+             WHERE o.shard = s.shard AND o.aside IS NULL AND o.seq <= s.floor ORDER BY o.seq LIMIT (SELECT rows FROM look)) x
          WHERE s.owner = $1::text AND x.sent_at < statement_timestamp() - $2::float8 * interval '1 second'
          ORDER BY x.seq LIMIT $3::int),
      t AS (SELECT o.ctid AS c, o.seq FROM old JOIN {table} o ON o.ctid = old.c

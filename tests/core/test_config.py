@@ -52,7 +52,7 @@ def test_defaults_are_the_contracts() -> None:
     assert (found.table.quoted, found.exchange, found.routing_key) == ('"outbox"', "events", "{event_type}")
     assert (found.ordering, found.sent_rows, found.settle_commit) == (Ordering.STRICT, SentRows.MARK, True)
     assert (found.retention_s, found.lease_s, found.poll_interval_s) == (7 * 86400, 5, 0.5)
-    assert found.retry_delays_s == (1, 5, 30, 300)
+    assert list(found.retry_delays_s) == [1, 5, 30, 300]
     assert (found.max_bytes, found.max_rate, found.max_age_s) == (64 * 2**20, None, None)
     assert (found.unroutable.value, found.on_parked.value, found.parked_retention_s) == ("retry", "hold", None)
     assert (found.confirm_timeout_s, found.shutdown_grace_s) == (30, 8)

@@ -1134,6 +1134,20 @@ async def test_a_dropped_table_is_noticed(
     await relay.start()
 
 
+async def test_a_table_that_is_altered_is_read_anew(
+    database: asyncpg.Connection, started: Callable[..., Relay]
+) -> None:
+    """A prepared statement's result may not change its types: only new sessions help."""
+    relay = await started().start()
+    await insert(database, "k")
+    assert len(await relay.read()) == 1
+    await database.execute("ALTER TABLE outbox ALTER COLUMN event_type TYPE varchar(80)")
+    with pytest.raises(DatabaseLost, match="cached plan"):
+        await relay.read()
+    await relay.start(0)
+    assert len(await relay.read()) == 1
+
+
 async def test_the_least_role_can_do_all_this(database_url: str, database: asyncpg.Connection) -> None:
     role = "relay_least"
     await database.execute(f"DROP ROLE IF EXISTS {role}; CREATE ROLE {role} LOGIN")
