@@ -17,8 +17,9 @@ from .broker import BrokerOptions, FakeBroker, FakeLink, Rabbit
 from .database import Database, DatabaseOptions, Transaction
 from .loop import Deadlock, Process, Runaway, VirtualLoop, run_virtual
 from .oracle import Entry, History, Oracle
-from .outbox import FakeOutbox, Network
+from .outbox import FakeOutbox
 from .outbox_suite import Seen
+from .wire import Network
 
 
 class Bench:

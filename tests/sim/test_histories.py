@@ -16,7 +16,7 @@ from .broker import BrokerOptions
 from .database import DatabaseOptions, DbShard
 from .loop import run_virtual
 from .oracle import Outcome
-from .outbox import Call
+from .wire import Call
 from .world import Relay, World, WorldOptions
 
 Script = Callable[[World], Awaitable[None]]

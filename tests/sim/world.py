@@ -19,7 +19,8 @@ from .database import Database, DatabaseOptions, DbRow, Transaction, Transaction
 from .harness import Program
 from .loop import Life, Process, VirtualLoop
 from .oracle import History, Oracle, Rules
-from .outbox import Call, FakeOutbox, Network, Stop
+from .outbox import FakeOutbox
+from .wire import Call, Network, Stop
 
 T = TypeVar("T")
 
