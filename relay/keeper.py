@@ -97,7 +97,8 @@ class Keeper:
         if self._is_first:
             # New sessions: everything of ours is read again from the floors as stored (R5).
             self._is_first = False
-            self._take_up([Claim(lease.shard, lease.epoch, lease.floor) for lease in engine.leases.all()])
+            kept = [lease for lease in engine.leases.all() if lease.giving_since is None]
+            self._take_up([Claim(lease.shard, lease.epoch, lease.floor) for lease in kept])
         if renewal.is_paused != engine.is_paused:
             engine.is_paused = renewal.is_paused
             engine.log.info("paused" if renewal.is_paused else "resumed")
@@ -144,10 +145,10 @@ class Keeper:
             is_forced = engine.is_stopping or not engine.is_available
             if not is_forced and now - since > engine.settings.lease_s and not engine.chains.is_idle(lease.shard):
                 # Taking too long (a mute broker): keep it and try later, rather than cause copies (L5).
-                engine.leases.keep(lease.shard)
+                engine.leases.keep(lease.shard, now)
                 self._take_up([Claim(lease.shard, lease.epoch, lease.floor)])
         if engine.is_available and not engine.is_stopping:
-            self.give(engine.leases.surplus(renewal))
+            self.give(engine.leases.surplus(renewal, now))
 
     def give(self, shards: Sequence[int]) -> None:
         """Stop reading and publishing these shards; they go when nothing of them is unsettled (L5)."""
@@ -167,6 +168,10 @@ class Keeper:
 
     async def _release_idle(self) -> None:
         engine = self._engine
+        giving = [lease.shard for lease in engine.leases.giving()]
+        if giving:
+            # What was in flight and came back unsent (nacked, its link closed) goes with the shard, unpublished.
+            engine.chains.drop_unpublished(giving)
         idle = [lease for lease in engine.leases.giving() if engine.chains.is_idle(lease.shard)]
         if not idle:
             return

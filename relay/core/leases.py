@@ -12,6 +12,9 @@ from dataclasses import dataclass
 
 from relay.core.ports import SHARDS, Claim, Renewal
 
+KEEP_LEASES = 6
+"""A shard whose hand-over took too long is worked on for so many leases' time before the next try (L5)."""
+
 
 @dataclass(slots=True)
 class Lease:
@@ -22,6 +25,8 @@ class Lease:
     until: float
     floor: int
     giving_since: float | None = None
+    kept_until: float = float("-inf")
+    """After a hand-over that took too long: not given again before."""
 
 
 class Leases:
@@ -89,8 +94,11 @@ class Leases:
     # ------------------------------------------------------------ the fence
 
     def suspend(self) -> None:
-        """The renewing session is gone: write nothing until a renewal succeeded (L3)."""
+        """The renewing session is gone: write nothing for a shard until its renewal succeeded (L3)."""
         self._is_suspended = True
+        for lease in self._held.values():
+            # One by one: a shard that the next renewal skips may be taken at once, its session being gone.
+            lease.until = float("-inf")
 
     def writable(self, now: float) -> list[bool]:
         """By shard, whether something may be published for it at boot-time `now` (L3, L4, L5)."""
@@ -103,12 +111,16 @@ class Leases:
     # ------------------------------------------------------------ fair share
 
     def claims_wanted(self, renewal: Renewal) -> int:
-        """How many shards to claim now, up to this relay's share."""
-        if renewal.claimable == 0 or renewal.relays == 0:
+        """How many shards to claim now, up to this relay's share.
+
+        Shards that are ours in the table and not here are claimed too: a claim whose answer was lost left them behind.
+        """
+        forgotten = sum(1 for shard in renewal.mine if shard not in self._held)
+        if renewal.claimable + forgotten == 0 or renewal.relays == 0:
             return 0
         return max(0, _share(renewal.relays) - len(self._held))
 
-    def surplus(self, renewal: Renewal) -> list[int]:
+    def surplus(self, renewal: Renewal, now: float) -> list[int]:
         """Shards to hand over: those above the share that are not being given yet."""
         if renewal.relays == 0:
             return []
@@ -116,15 +128,18 @@ class Leases:
         excess = len(self._held) - giving - _share(renewal.relays)
         if excess <= 0:
             return []
-        keep = [shard for shard, lease in sorted(self._held.items()) if lease.giving_since is None]
-        return keep[-excess:]
+        ours = sorted(self._held.items())
+        free = [shard for shard, lease in ours if lease.giving_since is None and lease.kept_until <= now]
+        return free[-excess:]
 
     def give(self, shard: int, now: float) -> None:
         self._held[shard].giving_since = now
 
-    def keep(self, shard: int) -> None:
+    def keep(self, shard: int, now: float) -> None:
         """A hand-over took too long: go on with the shard, try later (L5)."""
-        self._held[shard].giving_since = None
+        lease = self._held[shard]
+        lease.giving_since = None
+        lease.kept_until = now + KEEP_LEASES * self._lease_s
 
     def giving(self) -> list[Lease]:
         return [lease for lease in self._held.values() if lease.giving_since is not None]

@@ -421,3 +421,61 @@ async def test_an_old_fence_does_not_cost_the_lease_that_was_claimed_since() -> 
         parts.commit(lost={0})
         await eventually(lambda: parts.engine.applied_serial == 0)
         assert 0 in parts.engine.leases
+
+
+# ---------------------------------------------------------------- the keeper
+
+
+async def test_a_new_session_takes_up_what_is_kept_and_lets_go_what_was_being_given() -> None:
+    """A shard being handed over when the sessions were lost: read again, it would never be idle, and a relay that has
+    left the fair share (no broker) would keep it for ever (L6)."""
+    parts = Parts(renew=renewal({0: (1, 0), 1: (1, 7)}), release=None)
+    parts.own(1, 7)
+    parts.engine.broker_lost_at = parts.clock.now()
+    parts.keeper.give([0])
+    parts.engine.lose_sessions()
+    keeper = Keeper(parts.engine)
+    await keeper._renew()
+    assert [claim.shard for claim in parts.engine.claimed] == [1]
+    assert parts.outbox.calls("release")[0].arguments[0].keys() == {0}
+
+
+async def test_a_hand_over_is_not_held_up_by_rows_that_came_back_unsent() -> None:
+    """In flight when the shard was given; then nacked, or its link closed: it goes with the shard (L5)."""
+    parts = Parts(renew=renewal({0: (1, 0)}), release=None)
+    nacked, lost = make_row(1, "a"), make_row(2, "b")
+    parts.engine.admit([nacked, lost])
+    parts.turn()
+    parts.keeper.give([0])
+    await parts.keeper._renew()
+    assert not parts.outbox.calls("release"), "two are in flight"
+    parts.link.nack(nacked)
+    parts.link.cut()
+    await parts.keeper._renew()
+    assert parts.outbox.calls("release")[0].arguments[0] == {0: Held(1, None)}
+    assert 0 not in parts.engine.leases
+
+
+async def test_a_hand_over_that_ends_writes_the_floor_of_when_it_began() -> None:
+    """What was read ahead and dropped lies above it; the row in flight may still fail."""
+    parts = Parts(renew=renewal({0: (1, 0)}), release=None)
+    parts.check(9)
+    request = parts.engine.reading.request([0], 100, 100)
+    rows = [make_row(4, "a"), make_row(6, "b")]
+    parts.engine.admit(parts.engine.reading.on_page(request, Page([], rows)))
+    assert [row.seq for row in parts.engine.chains.take(1, 100, [True] * 64)] == [4]
+    parts.keeper.give([0])
+    assert rows[1].state is State.FORGOTTEN
+    parts.publisher.on_acked([rows[0]])
+    parts.engine.chains.finish([rows[0]])
+    await parts.keeper._renew()
+    assert parts.outbox.calls("release")[0].arguments[0] == {0: Held(1, 3)}
+
+
+async def test_without_a_broker_for_some_leases_time_the_shards_go() -> None:
+    parts = Parts(renew=renewal({0: (1, 0)}), release=None)
+    parts.engine.broker_lost_at = parts.clock.now()
+    parts.clock.time += 100.0
+    await parts.keeper._renew()
+    assert parts.outbox.calls("renew")[0].arguments[1] is False
+    assert len(parts.engine.leases) == 0
