@@ -53,6 +53,8 @@ class Reader:
         self._next_arm_at = _NEVER
         self._next_backlog_at = _NEVER
         self._next_purge_at = _NEVER
+        self._is_purge_refused = False
+        self._is_backlog_refused = False
         self._turns = 0
 
     def on_ring(self) -> None:
@@ -99,8 +101,7 @@ class Reader:
         await self._keep_house()
         if engine.is_paused:
             return poll_interval_s
-        if engine.chains.wanted and await self._load():
-            return 0.0
+        has_loaded = bool(engine.chains.wanted) and await self._load()
         now = engine.clock.now()
         brought = 0
         if engine.next_due_at is not None and engine.next_due_at <= now:
@@ -108,18 +109,22 @@ class Reader:
         is_idle = now - self._last_row_at >= ARM_AFTER_S
         interval_s = poll_interval_s if is_idle else min(CHECK_INTERVAL_S, poll_interval_s)
         if self._must_check or now - self._last_check_at >= interval_s:
+            engine.reading.on_check(await self._keeper.check())
             self._must_check = False
             self._last_check_at = now
-            engine.reading.on_check(await self._keeper.check())
             engine.metrics.late_commit_writers = engine.reading.open_writers
             engine.metrics.newest_seq = engine.reading.last_seq
         shards, limit = self._room()
         if not shards:
             # Full: whatever leaves memory wakes this loop.
-            return poll_interval_s
-        if engine.reading.has_news() or (not is_idle and engine.reading.may_read_beyond()):
+            return 0.0 if has_loaded else poll_interval_s
+        has_read = bool(engine.reading.behind(shards)) or (not is_idle and engine.reading.may_read_beyond())
+        if has_read:
             brought += await self._read_page(shards, limit)
-        return await self._next_wait(brought)
+        wait_s = await self._next_wait(brought)
+        if has_loaded or (has_read and engine.reading.behind(self._readable())):
+            return 0.0
+        return wait_s
 
     async def _next_wait(self, brought: int) -> float:
         engine = self._engine
@@ -130,8 +135,8 @@ class Reader:
             self._poll_s = POLL_MIN_S
             if self._is_armed:
                 await self._disarm()
-            if engine.reading.has_news():
-                return 0.0
+            # A row that came without a ring: whoever held the lock may be gone.
+            self._is_listening = False
         wait_s = self._poll_s
         if now - self._last_row_at >= ARM_AFTER_S:
             wait_s = poll_interval_s
@@ -202,16 +207,25 @@ class Reader:
         engine.metrics.backpressure.set("bytes", inline_room < engine.inline_bytes, engine.clock.now())
         if room <= 0:
             return [], 0
-        # One hot key's shard may not fill the memory: cold keys flow beside it.
-        shard_max = max(1, settings.read_ahead_max // 4)
-        shards = [shard for shard in engine.reading.cursors if chains.count(shard) < shard_max]
+        shards = self._readable()
+        if len(shards) > room:
+            shards = engine.reading.behind(shards) or shards
         if len(shards) > room:
             self._turns += 1
             at = self._turns * room % len(shards)
             shards = (shards[at:] + shards[:at])[:room]
         if not shards:
             return [], 0
-        return shards, min(room // len(shards), shard_max)
+        return shards, min(room // len(shards), self._shard_rows_max())
+
+    def _shard_rows_max(self) -> int:
+        """One hot key's shard may not fill the memory: cold keys flow beside it."""
+        return max(1, self._engine.settings.read_ahead_max // 4)
+
+    def _readable(self) -> list[int]:
+        engine = self._engine
+        rows_max = self._shard_rows_max()
+        return [shard for shard in engine.reading.cursors if engine.chains.count(shard) < rows_max]
 
     async def _read_page(self, shards: list[int], limit: int) -> int:
         engine = self._engine
@@ -264,7 +278,8 @@ class Reader:
         del engine.reread[: len(rows)]
         kept = {row.seq for row in rows if row.state is not State.FORGOTTEN}
         engine.chains.finish(rows)
-        self._admit([row for row in fresh if row.seq in kept])
+        # A shard that is being given away takes no row in any more: the next owner reads it.
+        self._admit([row for row in fresh if row.seq in kept and row.shard in engine.reading.cursors])
 
     async def _load(self) -> bool:
         """Fetch bodies of the rows that are next; false when there is no room for one."""
@@ -298,11 +313,24 @@ class Reader:
             self._next_backlog_at = now + BACKLOG_INTERVAL_S
             await self._observe_backlog()
         if engine.settings.marks_sent and now >= self._next_purge_at:
+            self._next_purge_at = now + PURGE_INTERVAL_S
+            await self._purge()
+
+    async def _purge(self) -> None:
+        """A purge that the server refuses (too slow, locked) stops no reading."""
+        engine = self._engine
+        try:
             purged = await engine.outbox.purge(engine.settings.retention_s, PURGE_ROWS)
-            more = purged >= PURGE_ROWS
-            self._next_purge_at = now + (0.0 if more else PURGE_INTERVAL_S)
-            if purged:
-                engine.log.debug("purged", rows=purged)
+        except DatabaseRefused as error:
+            if not self._is_purge_refused:
+                engine.log.warning("purge_refused", error=error)
+            self._is_purge_refused = True
+            return
+        self._is_purge_refused = False
+        if purged >= PURGE_ROWS:
+            self._next_purge_at = _NEVER
+        if purged:
+            engine.log.debug("purged", rows=purged)
 
     async def _observe_backlog(self) -> None:
         engine = self._engine
@@ -311,8 +339,11 @@ class Reader:
             backlog = await engine.outbox.backlog()
         except DatabaseRefused as error:
             metrics.forget_backlog()
-            engine.log.warning("backlog_unreadable", error=error)
+            if not self._is_backlog_refused:
+                engine.log.warning("backlog_unreadable", error=error)
+            self._is_backlog_refused = True
             return
+        self._is_backlog_refused = False
         metrics.backlog_rows = backlog.backlog_rows
         metrics.backlog_estimated = backlog.is_estimated
         metrics.oldest_pending_age_seconds = backlog.oldest_pending_age_s

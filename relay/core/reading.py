@@ -136,13 +136,18 @@ class Reading:
     # ------------------------------------------------------------ R2, R3
 
     def has_news(self) -> bool:
-        """Whether a page can bring something that the last check knows of."""
+        """Whether a page can find something that the last check knows of."""
+        return bool(self.behind(self._cursors))
+
+    def behind(self, shards: Iterable[int]) -> list[int]:
+        """Those of the shards in which it can."""
         last = self._last_seq
         if last is None:
-            return False
-        if any(cursor < last for cursor in self._cursors.values()):
-            return True
-        return any(writer.gone and not writer.struck.issuperset(self._cursors) for writer in self._writers.values())
+            return []
+        ended = [writer.struck for writer in self._writers.values() if writer.gone]
+        return [
+            shard for shard in shards if self._cursors[shard] < last or any(shard not in struck for struck in ended)
+        ]
 
     def may_read_beyond(self) -> bool:
         """Whether a page may go past S: no listed writer is without an xid (R3)."""

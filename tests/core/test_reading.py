@@ -29,7 +29,7 @@ def began(floor: int = 0, *shards: int) -> Reading:
 
 def test_nothing_is_asked_or_stored_before_the_first_check() -> None:
     reading = began(7)
-    assert not reading.has_news()
+    assert reading.behind([0]) == []
     assert reading.floor(0, None) is None
     reading.on_check(check(7))
     assert reading.floor(0, None) == 7
