@@ -113,9 +113,19 @@ class Rabbit:
 
 
 class FakeBroker:
-    """One relay's way to the broker. `mandatory` is false under RELAY_UNROUTABLE=drop."""
+    """One relay's way to the broker. `mandatory` is false under RELAY_UNROUTABLE=drop; `in_flight_max` is the
+    relay's bound."""
 
-    def __init__(self, rabbit: Rabbit, relay: str, process: Process, *, mandatory: bool = True) -> None:
+    def __init__(
+        self,
+        rabbit: Rabbit,
+        relay: str,
+        process: Process,
+        *,
+        mandatory: bool = True,
+        in_flight_max: int = 1 << 30,
+    ) -> None:
+        self.in_flight_max = in_flight_max
         self.rabbit = rabbit
         self.relay = relay
         self.process = process
@@ -130,7 +140,7 @@ class FakeBroker:
             raise BrokerUnavailable("connection refused")
         if not rabbit.has_exchange:
             raise ExchangeMissing("no exchange 'events'", reply_code=404)
-        self.link = FakeLink(rabbit, self.relay, self.process, listener, mandatory=self.mandatory)
+        self.link = FakeLink(self, listener)
         rabbit.links.append(self.link)
         rabbit.history.note(self.relay, "connects")
         if rabbit.is_blocked:
@@ -144,14 +154,13 @@ class FakeBroker:
 
 
 class FakeLink:
-    def __init__(
-        self, rabbit: Rabbit, relay: str, process: Process, listener: LinkListener, *, mandatory: bool
-    ) -> None:
-        self._rabbit = rabbit
-        self.relay = relay
-        self._process = process
+    def __init__(self, broker: FakeBroker, listener: LinkListener) -> None:
+        self.relay = broker.relay
+        self._rabbit = broker.rabbit
+        self._process = broker.process
+        self._mandatory = broker.mandatory
+        self._in_flight_max = broker.in_flight_max
         self._listener = listener
-        self._mandatory = mandatory
         # The client's side.
         self._in_flight: dict[int, Message] = {}
         self._by_id: dict[str, Message] = {}
@@ -199,6 +208,8 @@ class FakeLink:
             self._by_id[row.id] = message
             self._pipe.append(message)
             written.append(message)
+        if len(self._in_flight) > self._in_flight_max:
+            rabbit.oracle.blame(f"I6: {self.relay} has {len(self._in_flight)} messages in flight")
         if written:
             rabbit.history.note(self.relay, "publishes", [each.row.id for each in written])
             self._arrives_at = max(rabbit.loop.time() + rabbit.draw(rabbit.options.latency), self._arrives_at + 1e-6)
@@ -283,7 +294,7 @@ class FakeLink:
     def hear_of_block(self, on: bool) -> None:
         self._hear(lambda: self._on_block(on))
 
-    def cut(self, noticed_s: float | None = None) -> None:
+    def cut(self, noticed_s: float | None = None, closed: Closed = Closed.CONNECTION) -> None:
         """The connection breaks: a part of the pipe has arrived, the rest has not."""
         if self._is_cut:
             return
@@ -291,7 +302,7 @@ class FakeLink:
         rabbit = self._rabbit
         rabbit.history.note(self.relay, "link cut", f"{len(self._in_flight)} in flight")
         after = rabbit.draw(rabbit.options.cut_noticed) if noticed_s is None else noticed_s
-        self._hear(lambda: self._close(Closed.CONNECTION, "connection reset"), after)
+        self._hear(lambda: self._close(closed, "connection reset"), after)
 
     def vanish(self) -> None:
         if not self._is_cut:

@@ -11,6 +11,7 @@ import random
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, replace
 
+from relay.core.ports import Closed
 from relay.core.settings import EngineSettings, Ordering, Unroutable
 
 from .broker import BrokerOptions
@@ -48,6 +49,7 @@ def weather(rng: random.Random) -> WorldOptions:
         lease_s=rng.choice([2.0, 5.0]),
         rate_max=rng.choice([None, None, None, 200.0]),
         retry_delays_s=rng.choice([(0.1, 0.3), (0.5,), (0.2, 0.5, 1.0)]),
+        age_max_s=rng.choice([None, None, 1.0]),
         marks_sent=rng.random() < 0.5,
         retention_s=rng.choice([1.0, 604_800.0]),
         confirm_timeout_s=rng.choice([0.5, 30.0]),
@@ -73,7 +75,7 @@ def weather(rng: random.Random) -> WorldOptions:
     broker = BrokerOptions(
         latency=(fast / 4, fast),
         confirm=(fast / 2, rng.choice([fast, 0.05])),
-        nacks=rng.choice([0.0, 0.0, 0.05]),
+        nacks=rng.choice([0.0, 0.0, 0.0, 0.05, 0.7]),
         multiple=rng.choice([0.0, 0.5, 1.0]),
         pipe_rows=rng.choice([2, 20, 100_000]),
         cut_noticed=(0.0, rng.choice([0.0, 0.5])),
@@ -275,7 +277,8 @@ class Weather:
 
     async def _cut_link(self) -> None:
         if self.world.rabbit.links:
-            self.rng.choice(self.world.rabbit.links).cut()
+            closed = self.rng.choice([Closed.CONNECTION, Closed.CONNECTION, Closed.REFUSED])
+            self.rng.choice(self.world.rabbit.links).cut(closed=closed)
 
     async def _broker_down(self) -> None:
         if self.world.rabbit.is_up:
@@ -365,23 +368,24 @@ class Weather:
 async def _history(seed: int) -> Result:
     rng = random.Random(f"weather {seed}")
     options = weather(rng)
-    has_faults = rng.random() < 0.9
-    if options.settings.ordering is Ordering.PIPELINED:
-        # It promises its order while nothing fails; nacks and returns fail.
-        has_faults = False
+    has_faults = rng.random() < 0.85
+    is_pipelined = options.settings.ordering is Ordering.PIPELINED
+    if is_pipelined and not has_faults:
+        # What it promises, it promises while nothing fails: nacks and returns are failures.
         options.broker.nacks = 0.0
+        options.database.others_synchronous = True
     may_repeat = has_faults or options.broker.nacks > 0
     world = World(seed, options)
-    if options.settings.ordering is Ordering.PIPELINED:
-        options.database.others_synchronous = True
+    if is_pipelined and has_faults:
+        world.oracle.rules = replace(world.oracle.rules, is_ordered=False)
     if not options.database.settle_synchronous and not options.settings.holds_when_parked:
         # A park whose commit is lost with the database has let its key go on (RELAY_SETTLE_COMMIT=off).
         world.oracle.rules = replace(world.oracle.rules, is_ordered=False)
     actors = Weather(world, rng, seconds=rng.choice([2.0, 5.0, 10.0]), faults=has_faults)
-    if options.settings.ordering is Ordering.PIPELINED:
+    if is_pipelined and not has_faults:
         actors.has_poison = False
     await actors.blow()
-    await world.drain(timeout_s=180.0)
+    await world.drain(timeout_s=90.0)
     await world.finish()
     duplicates = world.oracle.duplicates()
     if duplicates and not may_repeat:

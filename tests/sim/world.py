@@ -50,7 +50,13 @@ class Relay:
             parked_holds=settings.holds_when_parked,
             has_doorbell=world.options.has_doorbell,
         )
-        self.broker = FakeBroker(world.rabbit, name, self.process, mandatory=settings.on_unroutable != "drop")
+        self.broker = FakeBroker(
+            world.rabbit,
+            name,
+            self.process,
+            mandatory=settings.on_unroutable != "drop",
+            in_flight_max=settings.in_flight_max,
+        )
         self.program = Program(name, self.outbox, self.broker, settings, world.rng(f"relay {name}"), world.history)
         self.task = world.loop.spawn(self.process, self.program.run)
         world.history.note(name, "starts")
