@@ -249,6 +249,8 @@ class Publisher:
                 back.routing_key,
                 parks=engine.settings.on_unroutable is Unroutable.PARK,
             )
+        # The window has room, and an orphan may have kept its row back.
+        engine.to_publish.set()
 
     def on_blocked(self, reason: str) -> None:
         engine = self._engine
@@ -301,7 +303,8 @@ class Publisher:
         if self._is_stalled:
             self._is_stalled = False
             engine.readiness.remove("stalled")
-            engine.log.info("confirms_resumed")
+            if outcome != "lost":
+                engine.log.info("confirms_resumed")
 
     # ------------------------------------------------------------ failures
 

@@ -60,6 +60,7 @@ class Runner:
         self._reader: Reader | None = None
         self._stop = Signal()
         self._session_end = Signal()
+        self._parts: list[asyncio.Task[Any]] = []
         self._lost_why = ""
         readiness.add("database", "connecting")
         readiness.add("broker", "connecting")
@@ -95,8 +96,8 @@ class Runner:
                     task.result()
                     raise AssertionError("a part of the relay ended by itself")
             self._engine.log.info("draining", unsettled=self.unsettled)
-            drain = _task(self._drain())
-            done, _ = await asyncio.wait([*tasks, drain], return_when=asyncio.FIRST_COMPLETED)
+            tasks.append(_task(self._drain()))
+            done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
             for task in done:
                 task.result()
             self._engine.log.info("stopped")
@@ -147,11 +148,13 @@ class Runner:
         self._keeper = Keeper(engine)
         self._reader = Reader(engine, self._keeper)
         parts = [_task(self._keeper.run()), _task(self._reader.run()), _task(self._settler.run())]
+        self._parts = parts
         end = _task(self._session_end.wait(None))
         try:
             await asyncio.wait([*parts, end], return_when=asyncio.FIRST_COMPLETED)
         finally:
             await _cancel([*parts, end])
+            self._parts = []
             self._reader = None
             self._keeper = None
         for part in parts:
@@ -171,6 +174,9 @@ class Runner:
         self._lost_why = why
         # At once, not when the parts have noticed: nothing is written until a renewal succeeded (L3).
         self._engine.leases.suspend()
+        for part in self._parts:
+            # An answer that has come and is not taken yet is void (R5): the part never sees it.
+            part.cancel()
         self._session_end.set()
 
     def _note_up(self) -> None:

@@ -153,8 +153,10 @@ class Settler:
                 engine.log.warning("lease_lost", shard=shard, seen="settlement")
         locked = [row for row in settled.locked if row.state is State.SETTLING]
         if locked:
+            if not self._locked:
+                # Counted from the first: rows locked one after the other would put each other off for ever.
+                self._locked_until = engine.clock.now() + LOCKED_RETRY_S
             self._locked.extend(locked)
-            self._locked_until = engine.clock.now() + LOCKED_RETRY_S
         engine.settling = len(self._locked)
         self._count(settlement, settled, locked)
         engine.reading.note_settled([row.seq for row in settled.done])

@@ -34,15 +34,16 @@ from relay.core.ports import (
     Settlement,
 )
 from relay.core.settings import EngineSettings
-from relay.engine import DatabaseTime, Engine
+from relay.engine import DatabaseTime, Engine, Signal
 from relay.errors import DatabaseRefused
 from relay.http import Readiness
 from relay.keeper import Keeper
 from relay.logs import Log
 from relay.message import Aside, PayloadType, Row, State
 from relay.metrics import Metrics
-from relay.publisher import Publisher
+from relay.publisher import NACKS_MAX, Publisher
 from relay.reader import Reader
+from relay.runner import Runner
 from relay.settler import Settler
 
 DEADLINE_S = 5.0
@@ -65,6 +66,16 @@ class ManualClock:
     async def sleep(self, seconds: float) -> None:
         await asyncio.sleep(0)
         self.time += seconds
+
+
+class StillClock(ManualClock):
+    """Time stands still: short sleeps give up their turn, long ones do not end."""
+
+    async def sleep(self, seconds: float) -> None:
+        if seconds < 0.5:
+            await asyncio.sleep(0)
+        else:
+            await asyncio.get_running_loop().create_future()
 
 
 @dataclass(eq=False)
@@ -291,6 +302,12 @@ class Parts:
 
     def check(self, last_seq: int, *writers: Any) -> None:
         self.engine.reading.on_check(Check(last_seq, writers, 5000.0))
+
+    def pass_time(self, seconds: float) -> None:
+        """Time passes, and the leases are renewed."""
+        self.clock.time += seconds
+        leases = self.engine.leases
+        leases.on_renewal(renewal({each.shard: (each.epoch, each.floor) for each in leases.all()}), self.clock.now())
 
     def turn(self) -> None:
         """One turn of the publisher."""
@@ -605,3 +622,278 @@ async def test_holds_that_are_being_written_when_a_shard_is_taken_up_are_remembe
     assert two.state is State.TESTING
     parts.turn()
     assert parts.link.ids == ["m1"]
+
+
+# ---------------------------------------------------------------- the settler's locked rows
+
+
+async def test_a_locked_row_is_settled_again_though_others_are_locked_meanwhile() -> None:
+    """Each locked row put the next try off for all: an application that walks through the table kept them unsettled."""
+    parts = Parts()
+    rows = [make_row(seq, f"k{seq}") for seq in range(1, 40)]
+    parts.engine.admit(rows)
+    parts.turn()
+    async with parts.running(parts.settler.run()):
+        for row in rows:
+            parts.link.ack(row)
+            settlement = await parts.settled()
+            if rows[0] in settlement.sent and row is not rows[0]:
+                return
+            parts.commit(locked=[row])
+            parts.clock.time += 0.02
+    raise AssertionError("the first row was never tried again")
+
+
+# ---------------------------------------------------------------- the publisher
+
+
+async def test_an_orphans_return_lets_its_row_go_at_once() -> None:
+    """The row was kept back behind its orphan (P1); the orphan's last word must wake the publisher."""
+    parts = Parts()
+    old = make_row(1)
+    parts.engine.admit([old])
+    parts.turn()
+    parts.engine.chains.forget(old)
+    again = make_row(1)
+    parts.engine.admit([again])
+    async with parts.running(parts.publisher.run()):
+        await turns()
+        assert parts.link.sent == [old]
+        parts.link.give_back(old)
+        await eventually(lambda: parts.link.sent == [old, again])
+
+
+async def test_what_the_link_does_not_take_goes_first_when_it_has_room() -> None:
+    parts = Parts()
+    rows = [make_row(seq, f"k{seq}") for seq in range(1, 6)]
+    parts.engine.admit(rows)
+    parts.link.takes_max = 2
+    parts.turn()
+    parts.link.takes_max = 10
+    parts.publisher.on_writable()
+    parts.turn()
+    assert parts.link.sent == rows
+
+
+async def test_nacks_use_no_attempt_and_make_room_in_the_end() -> None:
+    """P2: again after a backoff, in memory; nacked time and again the row goes aside, attempts unchanged."""
+    parts = Parts()
+    row, follower = make_row(1, attempts=1), make_row(2)
+    parts.engine.admit([row, follower])
+    for _ in range(NACKS_MAX):
+        parts.pass_time(60.0)
+        parts.turn()
+        parts.link.nack(row)
+    decisions = parts.engine.decisions
+    assert [(each.row, each.aside, each.attempts) for each in decisions.setbacks] == [(row, Aside.DEFERRED, 1)]
+    assert decisions.followers == [follower]
+    assert parts.link.ids == ["m1"] * NACKS_MAX
+
+
+async def test_a_returned_row_climbs_the_ladder_and_parks_at_its_end() -> None:
+    parts = Parts(EngineSettings(retry_delays_s=(1.0,)))
+    first, last = make_row(1, "a", attempts=0), make_row(2, "b", attempts=1)
+    parts.engine.admit([first, last])
+    parts.turn()
+    parts.link.give_back(first, last)
+    setbacks = parts.engine.decisions.setbacks
+    assert [(each.aside, each.attempts, each.reason) for each in setbacks] == [
+        (Aside.DEFERRED, 1, "unroutable"),
+        (Aside.PARKED, 2, "unroutable"),
+    ]
+    assert 0.8 <= setbacks[0].delay_s <= 1.2
+    assert all(each.holds for each in setbacks)
+
+
+async def test_a_row_that_cannot_be_encoded_parks_at_once_and_harms_nobody() -> None:
+    parts = Parts()
+    bad, good = make_row(1, "a"), make_row(2, "b")
+    parts.link.rejects = {"m1": "invalid"}
+    parts.engine.admit([bad, good])
+    parts.turn()
+    assert parts.link.sent == [good]
+    assert [(each.row, each.aside) for each in parts.engine.decisions.setbacks] == [(bad, Aside.PARKED)]
+
+
+async def test_an_expired_row_holds_nobody() -> None:
+    """CONTRACT §5: its followers go on, once its park is committed (H7)."""
+    parts = Parts()
+    late, follower = make_row(1), make_row(2)
+    parts.link.rejects = {"m1": "expired"}
+    parts.engine.admit([late, follower])
+    parts.turn()
+    parts.turn()
+    assert parts.link.sent == []
+    parts.engine.chains.finish([late])
+    parts.turn()
+    assert parts.link.sent == [follower]
+
+
+async def test_blocked_publishes_nothing_and_settles_late_confirms() -> None:
+    parts = Parts()
+    rows = [make_row(1, "a"), make_row(2, "b")]
+    parts.engine.admit(rows[:1])
+    parts.turn()
+    parts.publisher.on_blocked("low on memory")
+    parts.engine.admit(rows[1:])
+    parts.turn()
+    assert parts.link.sent == rows[:1]
+    parts.link.ack(rows[0])
+    assert parts.engine.decisions.sent == rows[:1]
+    parts.pass_time(3600.0)
+    parts.publisher.watch()
+    assert "stalled" not in dict(parts.engine.readiness.reasons), "blocked is no timeout"
+    parts.publisher.on_unblocked()
+    parts.turn()
+    assert parts.link.sent == rows
+
+
+async def test_a_mute_broker_is_stalled_and_much_later_its_link_is_rebuilt_with_doubling() -> None:
+    parts = Parts(EngineSettings(confirm_timeout_s=30.0))
+    row = make_row(1)
+    parts.engine.admit([row])
+    parts.turn()
+    waited = []
+    for _ in range(2):
+        began = parts.clock.now()
+        parts.link.open = {"m1": row}
+        parts.engine.link = parts.link
+        while parts.link.open:
+            parts.clock.time += 10.0
+            parts.publisher.watch()
+            await turns(3)
+            if parts.clock.now() - began == 30.0:
+                assert "stalled" in dict(parts.engine.readiness.reasons)
+        waited.append(parts.clock.now() - began)
+        assert "stalled" not in dict(parts.engine.readiness.reasons)
+    assert waited == [300.0, 600.0]
+
+
+async def test_the_rate_is_kept() -> None:
+    parts = Parts(EngineSettings(rate_max=100.0))
+    parts.engine.admit([make_row(seq, f"k{seq}") for seq in range(1, 400)])
+    start = parts.clock.now()
+    while parts.clock.now() < start + 2.0:
+        parts.turn()
+        parts.pass_time(0.01)
+    assert 180 <= len(parts.link.sent) <= 210
+
+
+# ---------------------------------------------------------------- the runner
+
+
+class RunningRelay:
+    """A whole runner over the doubles; the test answers what `answers` leaves open."""
+
+    def __init__(self, **answers: Any) -> None:
+        self.clock = StillClock()
+        defaults = {
+            "open": INFO,
+            "renew": lambda held, _: renewal(dict.fromkeys(held, (1, 0)), claimable=0 if held else 1),
+            "claim": [Claim(0, 1, 0)],
+            "due": Due([], [], None),
+            "arm": Armed.TIMED_OUT,
+        }
+        self.outbox = TestedOutbox(**(defaults | answers))
+        self.broker = TestedBroker()
+        self.readiness = Readiness()
+        self.runner = Runner(
+            EngineSettings(),
+            self.outbox,
+            self.broker,
+            self.clock,
+            Random(1),
+            Metrics(self.clock.now),
+            self.readiness,
+            Log(logging.getLogger("tests.parts")),
+        )
+
+    @property
+    def engine(self) -> Engine:
+        return self.runner.engine
+
+    @property
+    def link(self) -> TestedLink:
+        return self.broker.links[-1]
+
+    async def started(self, *rows: Row) -> None:
+        """Shard 0 claimed, and these rows read."""
+        (await self.outbox.called("page")).answer(Page([], list(rows)))
+        await eventually(lambda: len(self.engine.chains) == len(rows))
+
+
+@asynccontextmanager
+async def relay_running(relay: RunningRelay) -> AsyncIterator[asyncio.Task[None]]:
+    task = asyncio.get_running_loop().create_task(relay.runner.run())
+    try:
+        yield task
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+
+
+async def test_an_answer_that_has_come_when_the_sessions_are_lost_is_void() -> None:
+    """R5, L3: a renewal that arrived in the same turn must not let the publisher write."""
+    relay = RunningRelay(check=Check(1, [], 5000.0))
+    async with relay_running(relay):
+        await eventually(lambda: len(relay.broker.links) == 1)
+        relay.link.takes_max = 0
+        await relay.started(make_row(1))
+        del relay.outbox.answers["renew"]
+        relay.engine.to_renew.set()
+        call = await relay.outbox.called("renew")
+        relay.link.takes_max = 100
+        call.answer(renewal({0: (1, 0)}))
+        relay.outbox.on_lost("the server went away")
+        relay.engine.to_publish.set()
+        await eventually(lambda: len(relay.outbox.calls("open")) == 2)
+        assert relay.link.sent == []
+
+
+async def test_a_stop_settles_what_is_in_flight_and_gives_the_shards_back() -> None:
+    relay = RunningRelay(check=Check(2, [], 5000.0), release=None, leave=None)
+    one, two = make_row(1), make_row(2)
+    async with relay_running(relay) as task:
+        await relay.started(one, two)
+        await eventually(lambda: relay.link.sent == [one])
+        relay.runner.stop()
+        await turns()
+        relay.link.ack(one)
+        call = await relay.outbox.called("settle")
+        assert call.arguments[0].sent == [one]
+        assert not relay.outbox.calls("release")
+        call.answer(Settled(done=[one]))
+        async with asyncio.timeout(DEADLINE_S):
+            await task
+    assert relay.link.sent == [one], "2 was read ahead and stays for the next owner"
+    assert relay.outbox.calls("release")[0].arguments[0] == {0: Held(1, 0)}
+    assert len(relay.outbox.calls("leave")) == 1
+
+
+async def test_a_stop_without_servers_ends() -> None:
+    relay = RunningRelay()
+    del relay.outbox.answers["open"]
+    async with relay_running(relay) as task:
+        await relay.outbox.called("open")
+        relay.runner.stop()
+        async with asyncio.timeout(DEADLINE_S):
+            await task
+
+
+# ---------------------------------------------------------------- the signal
+
+
+async def test_a_signal_that_came_before_the_wait_is_not_lost() -> None:
+    signal = Signal()
+    signal.set()
+    assert await signal.wait(None)
+    assert not await signal.wait(0.0)
+
+
+async def test_a_signal_wakes_a_wait() -> None:
+    signal = Signal()
+    waiting = asyncio.get_running_loop().create_task(signal.wait(None))
+    await turns(2)
+    signal.set()
+    async with asyncio.timeout(DEADLINE_S):
+        assert await waiting
