@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
-from relay.core.ports import Check, Page, Writer
+from dataclasses import dataclass, field
+
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import Bundle, RuleBasedStateMachine, precondition, rule
+
+from relay.core.ports import Check, Page, PageRequest, Writer
 from relay.core.reading import Reading
 from relay.message import Row
 
@@ -72,3 +78,352 @@ def test_a_prepared_writer_of_the_first_check_goes_down_with_a_lower_floor() -> 
     request = reading.request([0, 1], 10, INLINE)
     reading.on_page(request, Page([], []))
     assert reading.floor(1, None) == 50
+
+
+# ---------------------------------------------------------------- R2, R3
+
+
+def test_a_page_moves_the_cursor_to_its_last_row_if_full_else_to_s() -> None:
+    reading = began()
+    reading.on_check(check(9))
+    request = reading.request([0], 2, INLINE)
+    assert [row.seq for row in reading.on_page(request, Page([], [make_row(3), make_row(5)]))] == [3, 5]
+    assert reading.cursors == {0: 5}
+    request = reading.request([0], 2, INLINE)
+    reading.on_page(request, Page([], [make_row(7)]))
+    assert reading.cursors == {0: 9}
+    assert reading.behind([0]) == []
+
+
+def test_the_cursor_never_passes_s_of_the_last_check() -> None:
+    """A writer that begins and ends between two checks may lie below what a page beyond S brought."""
+    reading = began()
+    reading.on_check(check(4))
+    request = reading.request([0], 2, INLINE)
+    assert request.beyond
+    reading.on_page(request, Page([], [make_row(8), make_row(9)]))
+    assert reading.cursors == {0: 4}
+
+
+def test_an_ended_writer_is_struck_for_the_shards_of_the_page_only() -> None:
+    reading = began(0, 0, 1)
+    reading.on_check(check(4))
+    reading.on_check(check(6, Writer("3/1", 700)))
+    request = reading.request([0], 10, INLINE)
+    reading.on_page(request, Page([0], []))
+    assert reading.request([0], 10, INLINE).numbers == []
+    reading.void_page()
+    assert reading.request([1], 10, INLINE).numbers == [0]
+
+
+def test_a_writer_without_an_xid_is_asked_once_a_check_and_keeps_pages_at_s() -> None:
+    """R3: it may have drawn its seq, and a slow trigger keeps it from its xid."""
+    reading = began()
+    reading.on_check(check(1, Writer("3/1", None)))
+    assert not reading.may_read_beyond()
+    first = reading.request([0], 10, INLINE)
+    reading.on_page(first, Page([0], []))
+    second = reading.request([0], 10, INLINE)
+    reading.on_page(second, Page([], []))
+    assert (first.asked, second.asked) == ([True], [False])
+    assert (first.beyond, second.beyond) == (False, False)
+    reading.on_check(check(1))
+    third = reading.request([0], 10, INLINE)
+    assert (third.gone, third.beyond) == ([True], True)
+
+
+def test_a_refused_page_counts_for_nothing() -> None:
+    reading = began()
+    reading.on_check(check(1, Writer("3/1", None)))
+    reading.request([0], 10, INLINE)
+    reading.void_page()
+    assert reading.request([0], 10, INLINE).asked == [True]
+
+
+# ---------------------------------------------------------------- R4, R5
+
+
+def test_rows_settled_since_the_page_was_sent_are_skipped() -> None:
+    reading = began()
+    reading.on_check(check(5))
+    request = reading.request([0], 10, INLINE)
+    reading.note_settled([3])
+    assert [row.seq for row in reading.on_page(request, Page([], [make_row(3), make_row(4)]))] == [4]
+
+
+def test_a_page_of_a_shard_that_was_lost_and_claimed_meanwhile_brings_nothing() -> None:
+    reading = began()
+    reading.on_check(check(5))
+    request = reading.request([0], 10, INLINE)
+    reading.drop_shard(0)
+    reading.add_shard(0, 2)
+    assert reading.on_page(request, Page([], [make_row(3)])) == []
+    assert reading.cursors == {0: 2}
+
+
+def test_the_floor_stays_below_cursor_lows_and_unsettled_rows() -> None:
+    reading = began()
+    reading.on_check(check(5))
+    reading.on_check(check(9, Writer("3/1", 700)))
+    reading.on_page(reading.request([0], 10, INLINE), Page([], []))
+    assert reading.floor(0, None) == 5
+    assert reading.floor(0, 4) == 3
+    reading.on_check(check(9))
+    reading.on_page(reading.request([0], 10, INLINE), Page([0], []))
+    assert reading.floor(0, None) == 9
+
+
+def test_a_lost_session_voids_everything() -> None:
+    reading = began()
+    reading.on_check(check(5, Writer("3/1", 700)))
+    reading.request([0], 10, INLINE)
+    reading.reset()
+    assert reading.cursors == {}
+    assert reading.last_seq is None
+    reading.add_shard(0, 2)
+    assert reading.floor(0, None) is None
+
+
+# ---------------------------------------------------------------- any history
+
+
+@dataclass(eq=False)
+class Transaction:
+    vxid: str
+    xid: int | None = None
+    drawn: int | None = None
+    """A seq whose row is not written yet: a slow trigger."""
+    seqs: list[tuple[int, int]] = field(default_factory=list)
+    """(seq, shard) of its rows."""
+    is_locked: bool = True
+    is_open: bool = True
+
+
+SHARDS = (0, 1)
+
+
+class Histories(RuleBasedStateMachine):
+    """A table with open writers of all kinds, one reader, and the oracle: every committed row is read, rows whose
+    writers were serialised come in order, no floor passes a row that is yet to be read, nothing is read twice.
+
+    A check takes S and the writers at two instants; a page is sent, runs and arrives at three.
+    """
+
+    transactions = Bundle("transactions")
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.reading = Reading()
+        # The database.
+        self.sequence = 0
+        self.next_xid = 700
+        self.backends = 0
+        self.alive: list[Transaction] = []
+        self.pending: dict[int, int] = {}  # committed, not sent: seq -> shard
+        self.tick = 0
+        self.drawn_at: dict[int, int] = {}
+        self.committed_at: dict[int, int] = {}
+        self.shard_of: dict[int, int] = {}
+        self.floors = dict.fromkeys(SHARDS, 0)
+        # The reader.
+        self.memory: set[int] = set()
+        self.ever_read: set[int] = set()
+        self.check_s: int | None = None
+        self.request: PageRequest | None = None
+        self.page: Page | None = None
+        for shard in SHARDS:
+            self.reading.add_shard(shard, 0)
+
+    # -------------------------------------------------------- writers
+
+    @rule(target=transactions)
+    def begin(self) -> Transaction:
+        self.backends += 1
+        transaction = Transaction(f"3/{self.backends}")
+        self.alive.append(transaction)
+        return transaction
+
+    @rule(transaction=transactions)
+    def draw(self, transaction: Transaction) -> None:
+        if transaction.is_open and transaction.drawn is None and not transaction.vxid.startswith("-1/"):
+            self.sequence += 1
+            self.tick += 1
+            transaction.drawn = self.sequence
+            self.drawn_at[self.sequence] = self.tick
+
+    @rule(transaction=transactions, shard=st.sampled_from(SHARDS))
+    def write(self, transaction: Transaction, shard: int) -> None:
+        if transaction.is_open and transaction.drawn is not None:
+            if transaction.xid is None:
+                transaction.xid = self.next_xid
+                self.next_xid += 1
+            transaction.seqs.append((transaction.drawn, shard))
+            transaction.drawn = None
+
+    @rule(transaction=transactions, shard=st.sampled_from(SHARDS), is_released=st.booleans())
+    def insert_and_commit(self, transaction: Transaction, shard: int, is_released: bool) -> None:
+        self.draw(transaction)
+        self.write(transaction, shard)
+        self.end(transaction, True, is_released)
+
+    @rule(transaction=transactions)
+    def prepare(self, transaction: Transaction) -> None:
+        if transaction.is_open and transaction.xid is not None and transaction.drawn is None:
+            transaction.vxid = f"-1/{transaction.xid}"
+
+    @rule(transaction=transactions, commits=st.booleans(), is_released=st.booleans())
+    def end(self, transaction: Transaction, commits: bool, is_released: bool) -> None:
+        if not transaction.is_open or (commits and transaction.drawn is not None):
+            return
+        transaction.is_open = False
+        self.tick += 1
+        if commits:
+            for seq, shard in transaction.seqs:
+                self.pending[seq] = shard
+                self.shard_of[seq] = shard
+                self.committed_at[seq] = self.tick
+        if is_released:
+            self.release(transaction)
+
+    @rule(transaction=transactions)
+    def release(self, transaction: Transaction) -> None:
+        """The lock goes after the row became visible."""
+        if not transaction.is_open and transaction in self.alive:
+            self.alive.remove(transaction)
+
+    # -------------------------------------------------------- the reader
+
+    @precondition(lambda self: self.check_s is None and self.request is None)
+    @rule()
+    def check_begins(self) -> None:
+        self.check_s = self.sequence
+
+    @precondition(lambda self: self.check_s is not None)
+    @rule()
+    def check_ends(self) -> None:
+        assert self.check_s is not None
+        self.reading.on_check(Check(self.check_s, [Writer(each.vxid, each.xid) for each in self.alive], 0.0))
+        self.check_s = None
+
+    @precondition(lambda self: self.check_s is None and self.request is None and self.reading.last_seq is not None)
+    @rule(shards=st.sampled_from([(0,), (1,), (0, 1)]), limit=st.sampled_from([1, 2, 50]))
+    def page_is_sent(self, shards: tuple[int, ...], limit: int) -> None:
+        wanted = [shard for shard in shards if shard in self.reading.cursors]
+        if wanted:
+            self.request = self.reading.request(wanted, limit, INLINE)
+
+    @precondition(lambda self: self.request is not None and self.page is None)
+    @rule()
+    def page_runs(self) -> None:
+        request = self.request
+        assert request is not None
+        running = {each.xid for each in self.alive if each.is_open and each.xid is not None}
+        ended = [
+            number
+            for number, xid, gone, asked in zip(request.numbers, request.xids, request.gone, request.asked, strict=True)
+            if gone or (xid is None and asked) or (xid is not None and xid not in running)
+        ]
+        lows = [low for number, low in zip(request.numbers, request.lows, strict=True) if number in ended]
+        rows: list[Row] = []
+        for shard, cursor in zip(request.shards, request.cursors, strict=True):
+            above = min([cursor, *lows])
+            found = [
+                seq
+                for seq in sorted(self.pending)
+                if self.pending[seq] == shard and seq > above and (request.beyond or seq <= request.last_seq)
+            ]
+            rows += [make_row(seq, shard) for seq in found[: request.limit]]
+        self.page = Page(ended, rows)
+
+    @precondition(lambda self: self.page is not None)
+    @rule()
+    def page_arrives(self) -> None:
+        assert self.request is not None
+        assert self.page is not None
+        news = [row.seq for row in self.reading.on_page(self.request, self.page)]
+        self.request = self.page = None
+        for seq in news:
+            if seq in self.memory:
+                continue
+            assert seq in self.pending, f"{seq} was settled, and comes again (R4)"
+            for lower, shard in self.shard_of.items():
+                if shard == self.shard_of[seq] and self.committed_at[lower] < self.drawn_at[seq]:
+                    assert lower in self.ever_read, f"{seq} before {lower}, which committed before it was drawn (I3)"
+            self.memory.add(seq)
+            self.ever_read.add(seq)
+
+    @precondition(lambda self: self.request is not None and self.page is None)
+    @rule()
+    def page_is_refused(self) -> None:
+        self.reading.void_page()
+        self.request = None
+
+    @precondition(lambda self: bool(self.memory))
+    @rule(data=st.data())
+    def settle(self, data: st.DataObject) -> None:
+        seq = data.draw(st.sampled_from(sorted(self.memory)))
+        del self.pending[seq]
+        self.memory.discard(seq)
+        self.reading.note_settled([seq])
+
+    @rule()
+    def renew(self) -> None:
+        for shard in SHARDS:
+            mine = [seq for seq in self.memory if self.shard_of[seq] == shard]
+            floor = self.reading.floor(shard, min(mine, default=None))
+            if floor is None:
+                continue
+            assert floor <= self.sequence
+            unread = [seq for seq, where in self.pending.items() if where == shard]
+            unread += [seq for each in self.alive if each.is_open for seq, where in each.seqs if where == shard]
+            unread += [each.drawn for each in self.alive if each.is_open and each.drawn is not None]
+            assert floor < min(unread, default=floor + 1), f"floor {floor} of shard {shard} passes {min(unread)} (R5)"
+            self.floors[shard] = floor
+
+    @rule(shard=st.sampled_from(SHARDS))
+    def shard_is_lost(self, shard: int) -> None:
+        if shard in self.reading.cursors:
+            self.reading.drop_shard(shard)
+            self.memory = {seq for seq in self.memory if self.shard_of[seq] != shard}
+
+    @rule(shard=st.sampled_from(SHARDS))
+    def shard_is_claimed(self, shard: int) -> None:
+        if shard not in self.reading.cursors and self.check_s is None:
+            self.reading.add_shard(shard, self.floors[shard])
+
+    @rule()
+    def session_is_lost(self) -> None:
+        self.reading.reset()
+        self.memory.clear()
+        self.check_s = self.request = self.page = None
+
+    # -------------------------------------------------------- the end
+
+    def teardown(self) -> None:
+        if self.page is not None:
+            self.page_arrives()
+        if self.request is not None:
+            self.page_is_refused()
+        if self.check_s is not None:
+            self.check_ends()
+        for transaction in list(self.alive):
+            self.end(transaction, transaction.drawn is None, True)
+            self.release(transaction)
+        for shard in SHARDS:
+            self.shard_is_claimed(shard)
+        for _ in range(2):
+            self.check_begins()
+            self.check_ends()
+            pages = 0
+            while self.reading.behind(SHARDS):
+                pages += 1
+                assert pages < 1000, "behind for ever"
+                self.page_is_sent(SHARDS, 2)
+                self.page_runs()
+                self.page_arrives()
+        assert self.memory == self.pending.keys(), "committed, and never read (I1)"
+        self.renew()
+
+
+TestHistories = Histories.TestCase
+TestHistories.settings = settings(max_examples=150, stateful_step_count=40, deadline=None)
