@@ -6,7 +6,8 @@ confirm follows, alone or under a covering `multiple`, in any order of tags. A c
 pipe and whatever was said and not heard; the copies that had arrived stay in the queue.
 
 The routing key is the row's event type: without a route while in `unroutable` (mandatory: returned);
-`invalid` cannot be encoded. A listener is never called from within `publish`.
+`invalid` cannot be encoded; over `refused` the broker closes the channel, over `refused_all` the connection: what
+was on it before is kept and what comes after is not looked at, no confirm follows for either. A listener is never called from within `publish`.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import collections
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
 from relay.core.ports import Closed, LinkListener, Publication, Rejection, Returned
 from relay.errors import BrokerUnavailable, ExchangeMissing
@@ -27,6 +29,8 @@ from .loop import OUTSIDE, Process, VirtualLoop
 from .oracle import History, Oracle, Outcome
 
 Span = tuple[float, float]
+
+REFUSAL = "403 ACCESS_REFUSED - it says so"
 
 
 @dataclass(slots=True)
@@ -51,6 +55,7 @@ class Message:
     publication: judge.Publication
     verdict: str = ""
     error: str = ""
+    is_probe: bool = False
 
 
 @dataclass(slots=True)
@@ -168,6 +173,7 @@ class FakeLink:
         self._is_blocked = False
         self._is_closed = False
         self._wants_room = False
+        self._probing = False
         # The server's side.
         self._pipe: collections.deque[Message] = collections.deque()
         self._arrived: collections.deque[Message] = collections.deque()
@@ -181,10 +187,25 @@ class FakeLink:
     # -------------------------------------------------------- the port
 
     def publish(self, rows: Sequence[Row]) -> Publication:
+        if self._is_blocked or self._is_closed or self._process.is_dead:
+            return Publication(0, [])
+        return self._write(rows, is_probe=False)
+
+    def probe(self, row: Row) -> Publication:
+        if self._is_blocked or self._is_closed or self._process.is_dead:
+            return Publication(0, [])
+        assert not self._probing, f"{self.relay} probes two rows at a time"
+        if self._rabbit.random.random() < 0.2:
+            # Its channel is being opened.
+            self._hear(self._on_writable)
+            return Publication(0, [])
+        publication = self._write([row], is_probe=True)
+        self._probing = publication.taken > len(publication.rejected)
+        return publication
+
+    def _write(self, rows: Sequence[Row], *, is_probe: bool) -> Publication:
         rabbit = self._rabbit
         rejected: list[Rejection] = []
-        if self._is_blocked or self._is_closed or self._process.is_dead:
-            return Publication(0, rejected)
         taken = 0
         written: list[Message] = []
         for row in rows:
@@ -202,7 +223,8 @@ class FakeLink:
                 if row.key is not None and other.row.key == row.key and other.row.state != State.FORGOTTEN:
                     rabbit.oracle.two_of_a_key(self.relay, other.row, row)
             now = rabbit.loop.time()
-            message = Message(self._next_tag, row, rabbit.oracle.published(self.relay, row, now, EPOCH_S + now))
+            publication = rabbit.oracle.published(self.relay, row, now, EPOCH_S + now)
+            message = Message(self._next_tag, row, publication, is_probe=is_probe)
             self._next_tag += 1
             self._in_flight[message.tag] = message
             self._by_id[row.id] = message
@@ -211,7 +233,7 @@ class FakeLink:
         if len(self._in_flight) > self._in_flight_max:
             rabbit.oracle.blame(f"I6: {self.relay} has {len(self._in_flight)} messages in flight")
         if written:
-            rabbit.history.note(self.relay, "publishes", [each.row.id for each in written])
+            rabbit.history.note(self.relay, "probes" if is_probe else "publishes", [each.row.id for each in written])
             self._arrives_at = max(rabbit.loop.time() + rabbit.draw(rabbit.options.latency), self._arrives_at + 1e-6)
             rabbit.loop.call_at(self._arrives_at, self._arrive, len(written), context=OUTSIDE)
         return Publication(taken, rejected)
@@ -245,7 +267,12 @@ class FakeLink:
             return
         while self._arrived:
             message = self._arrived.popleft()
+            if message.row.event_type in ("refused", "refused_all"):
+                self._refuse(message)
+                continue
             self._decide(message)
+            if message.is_probe:
+                self._hear(partial(self._on_passed, message))
             if not self._is_deaf:
                 self._decided[message.tag] = message
         if self._decided and not self._is_deaf:
@@ -272,6 +299,22 @@ class FakeLink:
             rabbit.history.note("queue", "gets", f"{row.id} seq {row.seq} from {self.relay}")
         if message.verdict == Outcome.ACKED:
             rabbit.oracle.accepted(row.id)
+
+    def _refuse(self, message: Message) -> None:
+        rabbit = self._rabbit
+        rabbit.history.note("broker", "refuses", f"{message.row.id} seq {message.row.seq} of {self.relay}")
+        if message.is_probe and message.row.event_type == "refused":
+            self._decided = {tag: each for tag, each in self._decided.items() if not each.is_probe}
+            if not self._is_deaf:
+                rabbit.oracle.failed(message.row.id)
+                self._hear(partial(self._on_refused, message))
+            return
+        self._arrived.clear()
+        self._pipe.clear()
+        if not self._is_deaf:
+            self._end_server_side(arrives=True)
+            is_whole = message.row.event_type == "refused_all"
+            self._hear(partial(self._close_over, is_whole))
 
     def _confirm(self) -> None:
         """Say what is decided: a share of it, as `multiple` up to a tag or one by one in any order."""
@@ -365,6 +408,43 @@ class FakeLink:
     def _on_writable(self) -> None:
         if not self._is_closed:
             self._listener.on_writable()
+
+    def _on_passed(self, message: Message) -> None:
+        if not self._is_closed:
+            self._probing = False
+            self._listener.on_passed(message.row)
+
+    def _on_refused(self, message: Message) -> None:
+        """The probes' channel is gone; so are the confirms of those that it had taken in."""
+        if self._is_closed:
+            return
+        self._probing = False
+        probes = [each for each in self._in_flight.values() if each.is_probe]
+        self._drop(probes)
+        lost = [each.row for each in probes if each is not message]
+        self._listener.on_refused(Rejection(message.row, "refused", REFUSAL, "events"), lost)
+
+    def _close_over(self, is_whole: bool) -> None:
+        """The link is gone over one of those in flight: a probe that was taken in is not suspected."""
+        if self._is_closed:
+            return
+        suspects = [each for each in self._in_flight.values() if not each.is_probe]
+        if is_whole and self._probing:
+            suspects += [each for each in self._in_flight.values() if each.is_probe][-1:]
+        self._drop(suspects)
+        rows = [each.row for each in suspects]
+        if len(rows) == 1:
+            self._rabbit.oracle.failed(rows[0].id)
+            self._listener.on_refused(Rejection(rows[0], "refused", REFUSAL, "events"), ())
+        elif rows:
+            self._listener.on_suspected(rows, REFUSAL, alone=is_whole)
+        self._close(Closed.REFUSED, REFUSAL)
+
+    def _drop(self, messages: list[Message]) -> None:
+        for message in messages:
+            message.publication.outcome = Outcome.LOST
+            del self._in_flight[message.tag]
+            del self._by_id[message.row.id]
 
     def _close(self, closed: Closed, error: str) -> None:
         if self._is_closed:

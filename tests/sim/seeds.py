@@ -95,6 +95,10 @@ class Weather:
         self.healing: list[Callable[[], None]] = []
         self.relays_wanted = rng.choice([1, 2, 2, 3])
         self.has_poison = rng.random() < 0.4
+        self.is_gusty = rng.random() < 0.25
+        if self.is_gusty:
+            # Many short transactions at once: what begins and ends between two checks.
+            self.end = world.loop.time() + 1.5
 
     @property
     def is_over(self) -> bool:
@@ -338,7 +342,10 @@ class Weather:
         rng = self.rng
         for _ in range(self.relays_wanted):
             self.world.start()
-        actors = [self.writer(rng.choice([1.0, 4.0, 10.0])) for _ in range(rng.randint(1, 5))]
+        if self.is_gusty:
+            actors = [self.writer(40.0) for _ in range(rng.randint(3, 6))]
+        else:
+            actors = [self.writer(rng.choice([1.0, 4.0, 10.0])) for _ in range(rng.randint(1, 5))]
         if rng.random() < 0.5:
             actors.append(self.application())
         if rng.random() < 0.7:

@@ -24,6 +24,9 @@ from .wire import Call, Network, Stop
 
 T = TypeVar("T")
 
+HOPELESS = ("invalid", "refused", "refused_all")
+"""Event types that can never be delivered."""
+
 
 @dataclass(slots=True)
 class WorldOptions:
@@ -287,8 +290,8 @@ class World:
                 )
                 continue
             parked = self.parked()
-            hopeless = [row.id for row in parked if row.event_type == "invalid"]
-            others = [row.id for row in parked if row.event_type != "invalid"]
+            hopeless = [row.id for row in parked if row.event_type in HOPELESS]
+            others = [row.id for row in parked if row.event_type not in HOPELESS]
             if hopeless:
                 await self.operate("discard", hopeless)
             if others:
