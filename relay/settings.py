@@ -279,7 +279,8 @@ SETTINGS: tuple[Setting, ...] = (
         values.duration_between(1.0, 3600.0),
         "how long a shard stays with a relay that no longer answers",
         f"{_DURATIONS}; 1s to 1h",
-        _ENGINE,
+        # An operator's transactions are bounded by it like the relays' own (L7).
+        (*_ENGINE, PARKED),
     ),
     Setting(
         "RELAY_MAX_RATE",
@@ -326,7 +327,8 @@ SETTINGS: tuple[Setting, ...] = (
         values.choice(OnParked),
         "`hold` the key's later rows wait; `continue` they go on",
         _choices(OnParked),
-        (*_ENGINE, PARKED),
+        # Not `parked`: a parked row stores whether it holds, as the relay that parked it was told.
+        _ENGINE,
     ),
     Setting(
         "RELAY_PARKED_RETENTION",
@@ -352,9 +354,9 @@ SETTINGS: tuple[Setting, ...] = (
         "RELAY_POLL_INTERVAL",
         "poll_interval_s",
         "500ms",
-        values.duration_between(0.01, 60.0),
+        values.duration_between(0.01, 3600.0),
         "a read at least this often, whatever wakes or does not",
-        f"{_DURATIONS}; 10ms to 1m",
+        f"{_DURATIONS}; 10ms to 1h",
         _ENGINE,
     ),
     Setting(

@@ -8,7 +8,7 @@ IF NOT has_schema_privilege({role_text}, home, 'USAGE') THEN
     EXECUTE format('GRANT USAGE ON SCHEMA %I TO %I', home, {role_text});
 END IF;
 GRANT SELECT, DELETE ON {table} TO {role};
-GRANT UPDATE (sent_at, due_at, first_failed_at, last_failed_at, parked_at, attempts, holds, aside, failure_class,
+GRANT UPDATE (sent_at, due_at, expires_at, first_failed_at, last_failed_at, parked_at, attempts, holds, aside, failure_class,
               failure_error, failure_exchange, failure_routing_key, failure_relay, failure_relay_version)
     ON {table} TO {role};
 GRANT SELECT ON SEQUENCE {sequence} TO {role};

@@ -1,0 +1,283 @@
+"""The words of `relay parked`: options into a filter, selections and outcomes into documents and lines.
+
+Owns: what a rate, a time and a key look like on the command line, the stable keys of the JSON documents, the tables for
+people. Bodies and headers show only where they were asked for. Knows no database.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import re
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
+from typing import Any, Final
+
+from relay.errors import UsageError
+from relay.parked import Action, Filter, Listing, Outcome, ParkedRow
+from relay.values import duration
+
+RATES: Final = "a number and a unit: 50/s 600/m 1000/h"
+TIMES: Final = "a duration before now (250ms 5s 2m 1h 7d) or an ISO time (2026-01-31, 2026-01-31T08:00:00+01:00; UTC \
+where it names no offset)"
+LIMITS: Final = "a whole number, 1 or more"
+ERROR_CHARACTERS_MAX: Final = 100
+
+_RATE = re.compile(r"([0-9]{1,9}(?:\.[0-9]{1,6})?)/(s|m|h)")
+_RATE_UNITS_S: Final = {"s": 1.0, "m": 60.0, "h": 3600.0}
+
+
+# ---------------------------------------------------------------- options
+
+
+def read_filter(
+    types: Sequence[str], keys: Sequence[str], errors: Sequence[str], ids: Sequence[str], since: str | None
+) -> Filter:
+    """The filter that the options name. Raises UsageError."""
+    for option, values in (("--type", types), ("--key", keys), ("--error", errors), ("--id", ids)):
+        if any(not value or "\0" in value for value in values):
+            raise UsageError(f"{option}: an empty text matches nothing; leave the option out")
+    since_s, since_at = (None, None) if since is None else _since(since)
+    return Filter(tuple(types), tuple(keys), tuple(errors), tuple(ids), since_s, since_at)
+
+
+def _since(text: str) -> tuple[float | None, datetime | None]:
+    try:
+        return duration(text), None
+    except ValueError:
+        pass
+    try:
+        moment = datetime.fromisoformat(text)
+    except ValueError:
+        raise UsageError(f"--since {_plain(text)}: not a time; allowed: {TIMES}") from None
+    return None, moment.replace(tzinfo=UTC) if moment.tzinfo is None else moment
+
+
+def read_rate(text: str | None) -> float | None:
+    """`50/s 600/m 1000/h` as rows a second. Raises UsageError."""
+    if text is None:
+        return None
+    match = _RATE.fullmatch(text)
+    rate = float(match[1]) / _RATE_UNITS_S[match[2]] if match else 0.0
+    if rate <= 0:
+        raise UsageError(f"--rate {_plain(text)}: not a rate; allowed: {RATES}")
+    return rate
+
+
+def read_limit(text: str | None) -> int | None:
+    """A number of rows. Raises UsageError."""
+    if text is None:
+        return None
+    if re.fullmatch(r"[0-9]{1,18}", text) is None or int(text) < 1:
+        raise UsageError(f"--limit {_plain(text)}: not a number of rows; allowed: {LIMITS}")
+    return int(text)
+
+
+# ---------------------------------------------------------------- list
+
+
+def listing_document(found: Listing) -> dict[str, object]:
+    """The JSON document of `list`, and of a dry run; its keys are stable."""
+    return {
+        "table": found.table,
+        "observed_at": found.observed_at.isoformat(),
+        "matched": found.matched,
+        "matched_by_class": found.by_class,
+        "expired": found.expired,
+        "rows": [_row_document(row) for row in found.rows],
+    }
+
+
+def _row_document(row: ParkedRow) -> dict[str, object]:
+    return {
+        "id": row.id,
+        "seq": row.seq,
+        "state": row.state,
+        "event_type": row.event_type,
+        "aggregate_type": row.aggregate_type,
+        "aggregate_id": row.aggregate_id,
+        "failure_class": row.failure_class,
+        "error": row.error,
+        "attempts": row.attempts,
+        "parked_at": None if row.parked_at is None else row.parked_at.isoformat(),
+        "is_expired": row.is_expired,
+    }
+
+
+def listing_lines(found: Listing) -> list[str]:
+    """A table for people, and the count."""
+    if not found.rows:
+        return []
+    head = ("SEQ", "ID", "TYPE", "KEY", "CLASS", "TRIES", "PARKED AT", "ERROR")
+    cells = [head, *(_row_cells(row) for row in found.rows)]
+    widths = [max(len(line[column]) for line in cells) for column in range(len(head))]
+    lines = ["  ".join(text.ljust(width) for text, width in zip(line, widths, strict=True)).rstrip() for line in cells]
+    classes = ", ".join(f"{name} {count:,}" for name, count in found.by_class.items())
+    more = "" if len(found.rows) >= found.matched else f"; the first {len(found.rows):,}, --limit N shows more"
+    return [*lines, "", f"{rows(found.matched)}: {classes}{more}"]
+
+
+def _row_cells(row: ParkedRow) -> tuple[str, ...]:
+    error = _plain(row.error or "")
+    return (
+        str(row.seq),
+        _plain(row.id),
+        _plain(row.event_type or "(deleted)"),
+        _plain(_key(row.aggregate_type, row.aggregate_id)),
+        row.failure_class,
+        str(row.attempts),
+        "" if row.parked_at is None else row.parked_at.strftime("%Y-%m-%d %H:%M:%SZ"),
+        error if len(error) <= ERROR_CHARACTERS_MAX else error[:ERROR_CHARACTERS_MAX] + "…",
+    )
+
+
+def _key(kind: str | None, id_: str | None) -> str:
+    if id_ is None:
+        return "-"
+    return f"{kind}/{id_}" if kind else id_
+
+
+# ---------------------------------------------------------------- show
+
+
+_SHOWN: Final = (
+    "id",
+    "seq",
+    "shard",
+    "event_type",
+    "schema_version",
+    "aggregate_type",
+    "aggregate_id",
+    "aggregate_version",
+    "holds",
+    "failure_class",
+    "failure_error",
+    "attempts",
+    "first_failed_at",
+    "last_failed_at",
+    "parked_at",
+    "failure_exchange",
+    "failure_routing_key",
+    "failure_relay",
+    "failure_relay_version",
+    "producer",
+    "correlation_id",
+    "causation_id",
+    "traceparent",
+    "tracestate",
+    "exchange",
+    "routing_key",
+    "content_type",
+    "content_encoding",
+    "priority",
+    "mandatory",
+    "created_at",
+    "occurred_at",
+    "available_at",
+    "expires_at",
+)
+
+
+def details_document(record: Mapping[str, Any], *, with_payload: bool) -> dict[str, object]:
+    """The JSON document of `show`. `exchange` and `routing_key` are the row's own, `failure_exchange` and
+    `failure_routing_key` the route as resolved at the last failure. A body that is not UTF-8 comes as base64."""
+    document: dict[str, object] = {"state": "unmarkable" if record["is_fault"] else "parked"}
+    document |= {name: _shown(name, record[name]) for name in _SHOWN}
+    document["is_deleted"] = not record["is_there"]
+    if with_payload:
+        document["headers"] = None if record["headers"] is None else json.loads(record["headers"])
+        document["payload"], document["payload_encoding"] = _body(record["body"])
+    return document
+
+
+def _shown(name: str, value: Any) -> object:
+    if isinstance(value, datetime):
+        return value.isoformat()
+    if isinstance(value, str) and name in ("created_at", "occurred_at", "available_at", "expires_at"):
+        return f"{value}+00:00" if value[:1].isdigit() else value
+    shown: object = value
+    return shown
+
+
+def _body(body: bytes | None) -> tuple[str | None, str | None]:
+    if body is None:
+        return None, None
+    try:
+        return body.decode(), "utf-8"
+    except UnicodeDecodeError:
+        return base64.b64encode(body).decode(), "base64"
+
+
+def details_lines(document: Mapping[str, object]) -> list[str]:
+    """Name and value, without what is unset."""
+    names = [name for name, value in document.items() if value is not None]
+    width = max(len(name) for name in names)
+    return [f"{name:<{width}}  {_value(document[name])}" for name in names]
+
+
+def _value(value: object) -> str:
+    match value:
+        case bool():
+            return "yes" if value else "no"
+        case dict() | list():
+            return json.dumps(value, ensure_ascii=False)
+        case _:
+            return _plain(str(value))
+
+
+# ---------------------------------------------------------------- redrive and discard
+
+
+def outcome_document(outcome: Outcome) -> dict[str, object]:
+    """The JSON document of `redrive` and `discard`; its keys are stable."""
+    return {
+        "action": outcome.action.value,
+        "table": outcome.table,
+        "role": outcome.role,
+        "dry_run": False,
+        "matched": outcome.matched,
+        "done": outcome.done,
+        "expired": outcome.expired,
+        "changed": outcome.changed,
+        "locked": outcome.locked,
+        "refused": [{"id": id_, "error": error} for id_, error in outcome.refused],
+        "republished": outcome.republished,
+    }
+
+
+def dry_document(action: Action, found: Listing, count: int) -> dict[str, object]:
+    """The JSON document of a dry run: `done` is what would be done."""
+    outcome = Outcome(action, found.table, found.role, matched=found.matched, done=count, expired=found.expired)
+    return outcome_document(outcome) | {"dry_run": True, "rows": listing_document(found)["rows"]}
+
+
+def outcome_lines(outcome: Outcome) -> list[str]:
+    """What was done, and what was not and why."""
+    lines = [f"{rows(outcome.done)} of {outcome.matched:,} {done(outcome.action)}"]
+    if outcome.expired and outcome.action is Action.REDRIVE and not outcome.ignore_expiry:
+        lines.append(f"{rows(outcome.expired)} past their deadline left: --ignore-expiry redrives them")
+    if outcome.done and outcome.ignore_expiry:
+        lines.append("passed deadlines (expires_at) of these rows were cleared")
+    if outcome.changed:
+        lines.append(f"{rows(outcome.changed)} not parked any more: somebody else was first")
+    if outcome.locked:
+        lines.append(f"{rows(outcome.locked)} locked by another transaction: run it again")
+    if outcome.republished:
+        lines.append(f"{rows(len(outcome.republished))} had been published: consumers get them a second time")
+    lines.extend(f"refused by the database: {_plain(id_)}: {_plain(error)}" for id_, error in outcome.refused)
+    return lines
+
+
+def done(action: Action) -> str:
+    """`redriven` or `discarded`."""
+    return "redriven" if action is Action.REDRIVE else "discarded"
+
+
+def rows(count: int) -> str:
+    """`1 row`, `2,000 rows`."""
+    return f"{count:,} row{'' if count == 1 else 's'}"
+
+
+def _plain(text: str) -> str:
+    """On one line, and without what would command a terminal: ids and a broker's words are anybody's."""
+    return "".join(character if character.isprintable() else f"\\x{ord(character):02x}" for character in text)

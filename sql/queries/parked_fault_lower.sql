@@ -1,0 +1,15 @@
+-- Purpose: a fault is forgotten: its row is to be read again, so the floor goes below it, and the owner, whose next renewal
+--          would undo that, is unseated (H7, R5). A row that is aside is found by its time, one that was marked stays.
+--          The key comes back for the promotion (H3).
+-- Values:  $1 id, $2 seq.
+-- Locks:   the shard's row, locked FOR UPDATE already.
+-- Index:   the primary keys.
+-- Caller:  relay/parked.py.
+WITH o AS MATERIALIZED (
+        SELECT x.shard, x.aside, x.aggregate_type, x.aggregate_id FROM {table} x
+         WHERE x.id = $1::text AND x.seq = $2::bigint AND x.sent_at IS NULL),
+     lowered AS (
+        UPDATE {shard} s SET epoch = s.epoch + 1, floor = least(s.floor, $2::bigint - 1), owner = NULL, owner_pid = NULL,
+               owner_backend_start = NULL, leased_until = NULL
+          FROM o WHERE s.shard = o.shard AND o.aside IS NULL)
+SELECT $2::bigint AS seq, coalesce(o.aggregate_type, '') AS aggregate_type, o.aggregate_id FROM o

@@ -1,0 +1,5 @@
+-- Purpose: wake the relays at the commit.
+-- Locks:   the notification queue's, at the commit.
+-- Index:   none.
+-- Caller:  relay/parked.py, relay/pause.py.
+SELECT pg_notify({bell_channel}, '')

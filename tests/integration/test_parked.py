@@ -1,0 +1,586 @@
+"""`relay parked` on a real PostgreSQL: what an operator's transactions do to the table, beside relays that are not there
+(the relays' half of O1 is in tests/e2e/test_parked.py)."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import time
+from collections.abc import AsyncIterator, Callable
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import asyncpg
+import pytest
+
+from relay import config, migrate, parked, pause
+from relay.config import Config
+from relay.core.ports import Settlement
+from relay.errors import DatabaseRefused, NothingMatched, UsageError
+from relay.parked import Action, Filter, Listing, Outcome
+from relay.parked_text import details_document, details_lines, listing_lines, outcome_lines, read_filter, read_rate
+from relay.servers import PostgresServer
+from tests.conftest import eventually
+from tests.integration.test_outbox import Relay, insert, states
+from tests.integration.test_outbox import parked as park
+
+ALL = Filter()
+
+
+def configured(url: str, **changes: str) -> Config:
+    found, _ = config.load({"RELAY_DATABASE_URL": url, **changes})
+    return found
+
+
+@pytest.fixture
+async def database(database_url: str) -> AsyncIterator[asyncpg.Connection]:
+    """A superuser's session in a database with an outbox."""
+    await migrate.run(database_url)
+    connection = await asyncpg.connect(database_url)
+    yield connection
+    await connection.close(timeout=5)
+
+
+@pytest.fixture
+def settings(database_url: str) -> Config:
+    return configured(database_url)
+
+
+async def set_aside(connection: asyncpg.Connection, *seqs: int, aside: str = "parked", **columns: Any) -> None:
+    """Rows become parked, holding their keys, as a settlement leaves them."""
+    values = {"failure_class": "unroutable", "failure_error": "312 NO_ROUTE", "attempts": 5, "holds": True} | columns
+    texts = ", ".join(f"{name} = ${number}" for number, name in enumerate(values, start=3))
+    await connection.execute(
+        f"UPDATE outbox SET aside = $1, {texts}, first_failed_at = now() - interval '1 h', last_failed_at = now(),"
+        " parked_at = CASE WHEN $1 = 'parked' THEN now() END, failure_exchange = 'events',"
+        " failure_routing_key = event_type, failure_relay = 'r', failure_relay_version = '0.9' WHERE seq = ANY ($2)",
+        aside, list(seqs), *values.values(),
+    )  # fmt: skip
+
+
+async def set_fault(connection: asyncpg.Connection, seq: int) -> None:
+    """A row becomes unmarkable, as a relay records it."""
+    await connection.execute(
+        "INSERT INTO outbox_fault (seq, id, failure_class, failure_error, attempts, relay, relay_version)"
+        " SELECT seq, id, 'unmarkable', 'the trigger says no', 1, 'r', '0.9' FROM outbox WHERE seq = $1", seq,
+    )  # fmt: skip
+
+
+async def id_of(connection: asyncpg.Connection, seq: int) -> str:
+    return str(await connection.fetchval("SELECT id FROM outbox WHERE seq = $1", seq))
+
+
+async def seqs_of(settings: Config, chosen: Filter) -> list[int]:
+    return [row.seq for row in (await parked.listing(settings, chosen, 1000)).rows]
+
+
+# ---------------------------------------------------------------- the filter
+
+
+async def test_filters_select_and_combine(database: asyncpg.Connection, settings: Config) -> None:
+    await insert(database, "a", "b", None, event_type="order.created")
+    await insert(database, "a", event_type="order.paid")
+    await insert(database, "a", event_type="order.paid")
+    await set_aside(database, 1, 2)
+    await set_aside(database, 3, holds=False, failure_class="invalid", failure_error="header X: 100%_ too long")
+    await set_aside(database, 4, failure_error=None)
+    await database.execute("UPDATE outbox SET parked_at = now() - interval '2 h' WHERE seq = 1")
+    assert await seqs_of(settings, ALL) == [1, 2, 3, 4]
+    assert await seqs_of(settings, Filter(types=("order.paid",))) == [4]
+    assert await seqs_of(settings, Filter(types=("order.paid", "order.created"))) == [1, 2, 3, 4]
+    assert await seqs_of(settings, Filter(keys=("a",))) == [1, 4]
+    assert await seqs_of(settings, Filter(keys=("order/b",))) == [2]
+    assert await seqs_of(settings, Filter(keys=("other/b",))) == []
+    assert await seqs_of(settings, Filter(errors=("invalid",))) == [3]
+    assert await seqs_of(settings, Filter(errors=("no_route",))) == [1, 2]
+    assert await seqs_of(settings, Filter(errors=("100%_",))) == [3]
+    assert await seqs_of(settings, Filter(since_s=3600)) == [2, 3, 4]
+    assert await seqs_of(settings, Filter(since_at=datetime.now(UTC) - timedelta(hours=3))) == [1, 2, 3, 4]
+    assert await seqs_of(settings, Filter(keys=("a",), types=("order.created",), since_s=3600)) == []
+    assert await seqs_of(settings, Filter(ids=(await id_of(database, 2), await id_of(database, 4)))) == [2, 4]
+    found = await parked.listing(settings, ALL, 2)
+    assert ([row.seq for row in found.rows], found.matched) == ([1, 2], 4)
+    assert found.by_class == {"invalid": 1, "unroutable": 3}
+    assert listing_lines(found)[-1] == "4 rows: invalid 1, unroutable 3; the first 2, --limit N shows more"
+
+
+@pytest.mark.parametrize("text", ["50", "50/", "/s", "0/s", "-1/s", "50/d", "fast", "1e3/s", " 50/s", ""])
+def test_a_rate_that_cannot_be_read(text: str) -> None:
+    with pytest.raises(UsageError, match="allowed: a number and a unit: 50/s 600/m"):
+        read_rate(text)
+
+
+def test_options_are_read() -> None:
+    assert (read_rate("50/s"), read_rate("600/m"), read_rate("1800/h"), read_rate(None)) == (50, 10, 0.5, None)
+    assert read_filter([], [], [], [], "2h").since_s == 7200
+    assert read_filter([], [], [], [], "2026-01-31").since_at == datetime(2026, 1, 31, tzinfo=UTC)
+    at = read_filter([], [], [], [], "2026-01-31T08:00:00+01:00").since_at
+    assert at is not None
+    assert at == datetime(2026, 1, 31, 7, tzinfo=UTC)
+    assert read_filter([], [], [], [], None).is_empty()
+    with pytest.raises(UsageError, match="--since soon: not a time; allowed: a duration"):
+        read_filter([], [], [], [], "soon")
+    with pytest.raises(UsageError, match="--id: an empty text"):
+        read_filter([], [], [], [""], None)
+
+
+# ---------------------------------------------------------------- show
+
+
+async def test_show_gives_everything_but_the_payload(database: asyncpg.Connection, settings: Config) -> None:
+    await insert(
+        database, "a", id="m", schema_version=3, producer="shop", correlation_id="c", causation_id="d",
+        traceparent="00-1", payload='{"secret":1}', headers='{"h":[1]}', expires_at=datetime(2020, 1, 1, tzinfo=UTC),
+    )  # fmt: skip
+    await set_aside(database, 1)
+    await database.execute("UPDATE outbox SET created_at = '-infinity'")
+    document = details_document(await parked.details(settings, "m", with_payload=False), with_payload=False)
+    assert document.items() >= {
+        "id": "m", "seq": 1, "state": "parked", "event_type": "order.created", "schema_version": 3, "attempts": 5,
+        "failure_class": "unroutable", "failure_error": "312 NO_ROUTE", "failure_exchange": "events",
+        "failure_routing_key": "order.created", "producer": "shop", "correlation_id": "c", "traceparent": "00-1",
+        "failure_relay": "r", "failure_relay_version": "0.9", "aggregate_type": "order", "aggregate_id": "a",
+        "holds": True, "created_at": "-infinity", "expires_at": "2020-01-01T00:00:00+00:00", "is_deleted": False,
+    }.items()  # fmt: skip
+    for name in ("first_failed_at", "last_failed_at", "parked_at"):
+        assert datetime.fromisoformat(str(document[name])).tzinfo is not None
+    assert "secret" not in str(document)
+    shown = details_document(await parked.details(settings, "m", with_payload=True), with_payload=True)
+    assert (shown["payload"], shown["payload_encoding"], shown["headers"]) == ('{"secret":1}', "utf-8", {"h": [1]})
+    assert any(line.split() == ["failure_class", "unroutable"] for line in details_lines(document))
+
+
+async def test_show_of_a_body_that_is_no_text(database_url: str) -> None:
+    await migrate.run(database_url, payload="bytea")
+    connection = await asyncpg.connect(database_url)
+    await insert(connection, None, id="m", payload=b"\xff\x00")
+    await set_aside(connection, 1, holds=False)
+    await connection.close()
+    document = details_document(
+        await parked.details(configured(database_url), "m", with_payload=True), with_payload=True
+    )
+    assert (document["payload"], document["payload_encoding"]) == ("/wA=", "base64")
+
+
+async def test_texts_that_would_command_a_terminal_do_not(database: asyncpg.Connection, settings: Config) -> None:
+    await insert(database, None, id="m\x1b[2J")
+    await set_aside(database, 1, holds=False, failure_error="two\nlines")
+    text = "\n".join(listing_lines(await parked.listing(settings, ALL, 10)))
+    assert "m\\x1b[2J" in text
+    assert "two\\x0alines" in text
+
+
+# ---------------------------------------------------------------- redrive
+
+
+async def test_redrive_makes_a_row_due_and_keeps_what_it_is(database: asyncpg.Connection, settings: Config) -> None:
+    await insert(database, "a", None, "a")
+    await set_aside(database, 1)
+    await set_aside(database, 2, holds=False)
+    await set_aside(database, 3, aside="held")
+    before = await database.fetch("SELECT id, seq, attempts, failure_class, first_failed_at FROM outbox ORDER BY seq")
+    outcome = await parked.act(settings, Action.REDRIVE, ALL)
+    assert (outcome.matched, outcome.done) == (2, 2)
+    assert await states(database) == ["deferred+", "deferred", "held+"]
+    assert await database.fetchval("SELECT count(*) FROM outbox WHERE due_at <= now()") == 2
+    after = await database.fetch("SELECT id, seq, attempts, failure_class, first_failed_at FROM outbox ORDER BY seq")
+    assert after == before
+
+
+async def test_redrive_rings(database: asyncpg.Connection, settings: Config) -> None:
+    rung = asyncio.Event()
+    channel = (await migrate.read_schema(database)).bell_channel
+    await database.add_listener(channel, lambda *_: rung.set())
+    await insert(database, "a")
+    await set_aside(database, 1)
+    await parked.act(settings, Action.REDRIVE, ALL)
+    await asyncio.wait_for(rung.wait(), 5)
+
+
+@pytest.mark.parametrize(
+    ("change", "state"),
+    [
+        ("", "pending"),
+        ("sent_at = now()", "sent"),
+        ("aside = 'deferred', holds = true, due_at = now()", "deferred"),
+        ("aside = 'held', holds = true", "held"),
+        ("aside = 'scheduled', holds = false, due_at = now() + interval '1 h'", "scheduled"),
+        ("available_at = now() + interval '1 h'", "scheduled"),
+        (None, "unknown id"),
+    ],
+)
+@pytest.mark.parametrize("action", list(Action))
+async def test_an_id_that_is_not_parked_is_refused_by_its_state(
+    database: asyncpg.Connection, settings: Config, action: Action, change: str | None, state: str
+) -> None:
+    await insert(database, "b", id="parked")
+    await set_aside(database, 1)
+    if change is not None:
+        await insert(database, "a", id="m")
+    if change:
+        await database.execute(f"UPDATE outbox SET {change} WHERE id = 'm'")
+    for call in (
+        lambda: parked.act(settings, action, Filter(ids=("parked", "m"))),
+        lambda: parked.listing(settings, Filter(ids=("m",)), 10),
+        lambda: parked.details(settings, "m", with_payload=False),
+    ):
+        with pytest.raises(NothingMatched, match=f"^m is not parked: {state}") as refused:
+            await call()
+        assert refused.value.exit_code == 4
+    assert (await states(database))[0] == "parked+"
+
+
+async def test_the_selection_is_what_was_parked_when_it_began(database: asyncpg.Connection, settings: Config) -> None:
+    """A row that parks again at once must not be redriven round and round."""
+    await insert(database, "a", "b")
+    await set_aside(database, 1, 2)
+    found = await parked.listing(settings, ALL, 0)
+    await database.execute("UPDATE outbox SET parked_at = clock_timestamp() WHERE seq = 2")
+    outcome = await parked.act(settings, Action.DISCARD, ALL, until=found.observed_at)
+    assert (outcome.matched, outcome.done) == (1, 1)
+    assert await states(database) == ["parked+"]
+
+
+async def test_limit_and_rate(database: asyncpg.Connection, settings: Config) -> None:
+    await insert(database, *"abcdefghij")
+    await set_aside(database, *range(1, 11))
+    assert (await parked.act(settings, Action.REDRIVE, ALL, limit=3)).done == 3
+    assert await states(database) == ["deferred+"] * 3 + ["parked+"] * 7
+    seen: list[int] = []
+    began = time.monotonic()
+    outcome = await parked.act(settings, Action.REDRIVE, ALL, rate_per_s=20, on_progress=lambda o: seen.append(o.done))
+    assert outcome.done == 7
+    assert seen == [5, 7]
+    assert time.monotonic() - began >= 0.25
+
+
+async def test_many_rows_go_in_batches(database: asyncpg.Connection, settings: Config) -> None:
+    await database.execute(
+        "INSERT INTO outbox (event_type, aggregate_id) SELECT 'e', n % 300 FROM generate_series(1, 1200) n"
+    )
+    await set_aside(database, *range(1, 1201))
+    seen: list[int] = []
+    await parked.act(settings, Action.REDRIVE, ALL, on_progress=lambda o: seen.append(o.done))
+    assert seen == [500, 1000, 1200]
+    await set_aside(database, *range(1, 1201))
+    assert (await parked.act(settings, Action.DISCARD, ALL)).done == 1200
+    assert await states(database) == []
+
+
+# ---------------------------------------------------------------- order: promotion (H3)
+
+
+async def test_discard_of_the_head_promotes_its_follower(database: asyncpg.Connection, settings: Config) -> None:
+    await insert(database, "a", "a", "a", "b")
+    await set_aside(database, 1)
+    await set_aside(database, 2, 3, aside="held")
+    outcome = await parked.act(settings, Action.DISCARD, Filter(keys=("a",)))
+    assert outcome.done == 1
+    assert await states(database) == ["deferred+", "held+", "pending"]
+
+
+async def test_discard_between_two_parked_rows_promotes_nobody(database: asyncpg.Connection, settings: Config) -> None:
+    """The lower one still holds the key, whatever this command's own RELAY_ON_PARKED says."""
+    await insert(database, "a", "a", "a")
+    await set_aside(database, 1, 2)
+    await set_aside(database, 3, aside="held")
+    loose = configured(settings.database().dsn, RELAY_ON_PARKED="continue")
+    await parked.act(loose, Action.DISCARD, Filter(ids=(await id_of(database, 2),)))
+    assert await states(database) == ["parked+", "held+"]
+    await parked.act(loose, Action.DISCARD, ALL)
+    assert await states(database) == ["deferred+"]
+
+
+async def test_two_rows_of_a_key_redriven_out_of_order_go_in_order(
+    database: asyncpg.Connection, database_url: str, settings: Config
+) -> None:
+    await insert(database, "a", "a")
+    await set_aside(database, 1, 2)
+    relay = await Relay(database_url, "a").start()
+    cursors = dict.fromkeys(relay.epochs, 100)
+    await parked.act(settings, Action.REDRIVE, Filter(ids=(await id_of(database, 2),)))
+    due = await relay.due(cursors, 10)
+    assert ([row.seq for row in due.released], [row.seq for row in due.blocked]) == ([], [2])
+    await relay.settle(Settlement(fences=dict(relay.epochs), tested=list(due.blocked)))
+    assert await states(database) == ["parked+", "held+"]
+    await parked.act(settings, Action.REDRIVE, Filter(ids=(await id_of(database, 1),)))
+    due = await relay.due(cursors, 10)
+    assert [row.seq for row in due.released] == [1]
+    await relay.settle(Settlement(fences=dict(relay.epochs), sent=list(due.released)))
+    assert [row.seq for row in (await relay.due(cursors, 10)).released] == [2]
+    await relay.close()
+
+
+async def test_a_settlement_that_parks_and_an_operator_exclude_each_other(
+    database: asyncpg.Connection, database_url: str, settings: Config
+) -> None:
+    """Parked by a relay's own settlement, redriven, sent: the whole circle over the real statements."""
+    await insert(database, "a", "a")
+    relay = await Relay(database_url, "a").start()
+    first, second = await relay.read()
+    await relay.settle(relay.settlement(setbacks=[park(first)], followers=[second]))
+    assert await states(database) == ["parked+", "held+"]
+    assert (await parked.act(settings, Action.REDRIVE, ALL)).done == 1
+    (row,) = (await relay.due(dict.fromkeys(relay.epochs, 100), 10)).released
+    assert (row.seq, row.attempts) == (1, 1)
+    await relay.settle(relay.settlement(sent=[row]))
+    assert await states(database) == ["sent", "deferred+"]
+    await relay.close()
+
+
+# ---------------------------------------------------------------- deadlines
+
+
+@pytest.mark.parametrize("has_failed_otherwise", [False, True])
+async def test_expired_rows_need_ignore_expiry(
+    database: asyncpg.Connection, settings: Config, has_failed_otherwise: bool
+) -> None:
+    past, future = datetime.now(UTC) - timedelta(hours=1), datetime.now(UTC) + timedelta(hours=1)
+    await insert(database, "a", id="late", expires_at=past)
+    await insert(database, "b", id="early", expires_at=future)
+    await set_aside(database, 1, holds=False, failure_class="unroutable" if has_failed_otherwise else "expired")
+    await set_aside(database, 2)
+    outcome = await parked.act(settings, Action.REDRIVE, ALL)
+    assert (outcome.matched, outcome.done, outcome.expired) == (2, 1, 1)
+    assert "--ignore-expiry" in " ".join(outcome_lines(outcome))
+    assert await states(database) == ["parked", "deferred+"]
+    outcome = await parked.act(settings, Action.REDRIVE, ALL, ignore_expiry=True)
+    assert outcome.done == 1
+    assert "expires_at" in " ".join(outcome_lines(outcome))
+    assert await states(database) == ["deferred+", "deferred+"]
+    left = await database.fetch("SELECT expires_at FROM outbox ORDER BY seq")
+    assert [record[0] for record in left] == [None, future]
+
+
+# ---------------------------------------------------------------- the fault table (H7)
+
+
+async def test_redrive_of_an_unmarkable_row_lowers_the_floor_and_unseats_the_owner(
+    database: asyncpg.Connection, database_url: str, settings: Config
+) -> None:
+    await insert(database, "a", "a")
+    await set_fault(database, 1)
+    relay = await Relay(database_url, "a").start()
+    await database.execute("UPDATE outbox_shard SET floor = 2")
+    before = dict(relay.epochs)
+    (row,) = (await parked.listing(settings, Filter(errors=("unmarkable",)), 10)).rows
+    assert (row.state, row.error) == ("unmarkable", "the trigger says no")
+    document = details_document(await parked.details(settings, row.id, with_payload=False), with_payload=False)
+    assert (document["state"], document["failure_class"], document["attempts"]) == ("unmarkable", "unmarkable", 1)
+    outcome = await parked.act(settings, Action.REDRIVE, ALL)
+    assert (outcome.done, outcome.republished) == (1, [row.id])
+    assert "a second time" in " ".join(outcome_lines(outcome))
+    assert await database.fetchval("SELECT count(*) FROM outbox_fault") == 0
+    lowered = await database.fetch("SELECT shard, epoch, floor, owner FROM outbox_shard WHERE owner IS NULL")
+    assert [tuple(record) for record in lowered] == [(row.shard, before[row.shard or 0] + 1, 0, None)]
+    assert await database.fetchval("SELECT count(*) FROM outbox_shard WHERE floor = 2") == 63
+    relay.take(await relay.claim(64))
+    assert [row.seq for row in await relay.read()] == [1, 2]
+    await relay.close()
+
+
+async def test_discard_of_an_unmarkable_row_deletes_it_or_says_why(
+    database: asyncpg.Connection, settings: Config
+) -> None:
+    await insert(database, "a", "b", "c")
+    for seq in (1, 2, 3):
+        await set_fault(database, seq)
+    await database.execute("DELETE FROM outbox WHERE seq = 3")
+    await database.execute(
+        "CREATE FUNCTION no() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN RAISE EXCEPTION 'never that one'; END $$;"
+        "CREATE TRIGGER no BEFORE DELETE ON outbox FOR EACH ROW WHEN (old.seq = 2) EXECUTE FUNCTION no()"
+    )
+    second = await id_of(database, 2)
+    outcome = await parked.act(settings, Action.DISCARD, ALL)
+    assert (outcome.matched, outcome.done) == (3, 2)
+    ((id_, error),) = outcome.refused
+    assert id_ == second
+    assert "never that one" in error
+    assert [record["seq"] for record in await database.fetch("SELECT seq FROM outbox_fault")] == [2]
+    assert [record["seq"] for record in await database.fetch("SELECT seq FROM outbox")] == [2]
+
+
+async def test_a_fault_whose_row_was_marked_by_hand_is_only_forgotten(
+    database: asyncpg.Connection, settings: Config
+) -> None:
+    await insert(database, "a")
+    await set_fault(database, 1)
+    await database.execute("UPDATE outbox SET sent_at = now()")
+    epochs = await database.fetch("SELECT shard, epoch FROM outbox_shard ORDER BY 1")
+    outcome = await parked.act(settings, Action.REDRIVE, ALL)
+    assert (outcome.done, await states(database)) == (1, ["sent"])
+    assert await database.fetch("SELECT shard, epoch FROM outbox_shard ORDER BY 1") == epochs
+
+
+# ---------------------------------------------------------------- what stands in the way
+
+
+async def test_a_row_that_a_trigger_refuses_costs_no_other_one(database: asyncpg.Connection, settings: Config) -> None:
+    await insert(database, *"abcdefg")
+    await set_aside(database, *range(1, 8))
+    await database.execute(
+        "CREATE FUNCTION no() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN RAISE EXCEPTION 'never that one'; END $$;"
+        "CREATE CONSTRAINT TRIGGER no AFTER UPDATE ON outbox DEFERRABLE INITIALLY DEFERRED"
+        " FOR EACH ROW WHEN (old.seq = 4) EXECUTE FUNCTION no()"
+    )
+    outcome = await parked.act(settings, Action.REDRIVE, ALL)
+    assert (outcome.done, len(outcome.refused)) == (6, 1)
+    assert await states(database) == ["deferred+"] * 3 + ["parked+"] + ["deferred+"] * 3
+
+
+async def test_a_row_that_an_application_keeps_locked_is_said(
+    database: asyncpg.Connection, database_url: str, settings: Config
+) -> None:
+    await insert(database, "a", "b")
+    await set_aside(database, 1, 2)
+    holder = await asyncpg.connect(database_url)
+    async with holder.transaction():
+        await holder.execute("SELECT FROM outbox WHERE seq = 1 FOR UPDATE")
+        outcome = await parked.act(settings, Action.REDRIVE, ALL)
+        assert (outcome.done, outcome.locked, outcome.changed) == (1, 1, 0)
+    await holder.close()
+    assert await states(database) == ["parked+", "deferred+"]
+
+
+async def test_a_locked_shard_is_waited_for(database: asyncpg.Connection, database_url: str, settings: Config) -> None:
+    await insert(database, "a")
+    await set_aside(database, 1)
+    holder = await asyncpg.connect(database_url)
+    transaction = holder.transaction()
+    await transaction.start()
+    await holder.execute("SELECT FROM outbox_shard FOR KEY SHARE")
+    acting = asyncio.create_task(parked.act(settings, Action.REDRIVE, ALL))
+    await eventually(lambda: _waits(database))
+    await transaction.rollback()
+    await holder.close()
+    assert (await acting).done == 1
+
+
+async def _waits(database: asyncpg.Connection) -> bool:
+    return bool(
+        await database.fetchval(
+            "SELECT EXISTS (SELECT FROM pg_stat_activity WHERE application_name = 'outbox-relay parked'"
+            " AND wait_event_type = 'Lock' AND datname = current_database())"
+        )
+    )
+
+
+async def test_an_operators_transaction_is_bounded_below_the_lease(
+    database: asyncpg.Connection, database_url: str
+) -> None:
+    """L7: a frozen operator must not keep a shard for ever."""
+    async with parked._operator(configured(database_url, RELAY_LEASE="2s")) as operator:
+        session = operator._session
+        session.set_deadline(10)
+        async with session.transaction(operator._begin):
+            bounds = await operator._connection.fetchrow(
+                "SELECT current_setting('lock_timeout'), current_setting('statement_timeout'),"
+                " current_setting('idle_in_transaction_session_timeout')"
+            )
+            signs = await database.fetchval(
+                "SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND mode = 'ShareLock' AND granted"
+                " AND database = (SELECT oid FROM pg_database WHERE datname = current_database())"
+            )
+    assert tuple(bounds) == ("400ms", "1200ms", "1200ms")
+    assert signs == 1, "a relay's check would take an operator for a writer"
+
+
+@pytest.mark.parametrize("actions", [(Action.REDRIVE, Action.REDRIVE), (Action.REDRIVE, Action.DISCARD)])
+async def test_two_operators_at_once(
+    database: asyncpg.Connection, settings: Config, actions: tuple[Action, Action]
+) -> None:
+    """Each row is changed by exactly one of them, and neither waits for the other for ever."""
+    await database.execute(
+        "INSERT INTO outbox (event_type, aggregate_id) SELECT 'e', n % 50 FROM generate_series(1, 400) n"
+    )
+    await set_aside(database, *range(1, 401))
+    first, second = await asyncio.gather(*(parked.act(settings, action, ALL, rate_per_s=4000.0) for action in actions))
+    assert first.done + second.done == 400
+    assert first.locked == second.locked == 0
+    discarded = sum(outcome.done for outcome in (first, second) if outcome.action is Action.DISCARD)
+    assert await states(database) == ["deferred+"] * (400 - discarded)
+
+
+# ---------------------------------------------------------------- rights
+
+
+@pytest.fixture
+async def role_settings(
+    database: asyncpg.Connection, database_url: str, postgres_server: PostgresServer
+) -> AsyncIterator[Callable[..., Config]]:
+    """The configuration of a role that has the least rights."""
+    role = f"operator_{os.getpid()}"
+    await database.execute(f"CREATE ROLE {role} LOGIN")
+    await migrate.run(database_url, role=role)
+    name = database_url.rpartition("/")[2]
+    yield lambda: configured(postgres_server.url(name, user=role))
+    await database.execute(f"DROP OWNED BY {role}; DROP ROLE {role}")
+
+
+async def test_the_least_role_may_do_all_of_it(
+    database: asyncpg.Connection, role_settings: Callable[..., Config]
+) -> None:
+    settings = role_settings()
+    await insert(database, "a", "a", "b", "c", "d", "e")
+    await set_aside(database, 1, 3, 6)
+    await set_aside(database, 2, aside="held")
+    await set_fault(database, 4)
+    await set_fault(database, 5)
+    await database.execute("UPDATE outbox SET expires_at = now() WHERE seq = 6")
+    assert (await parked.listing(settings, ALL, 10)).matched == 5
+    await parked.details(settings, await id_of(database, 1), with_payload=True)
+    outcome = await parked.act(settings, Action.DISCARD, Filter(keys=("a",)))
+    assert (outcome.done, outcome.role) == (1, f"operator_{os.getpid()}")
+    assert (await parked.act(settings, Action.DISCARD, Filter(keys=("c",)))).done == 1
+    assert (await parked.act(settings, Action.REDRIVE, ALL, ignore_expiry=True)).done == 3
+    assert await states(database) == ["deferred+", "deferred+", "pending", "deferred+"]
+    assert (await pause.pause(settings)).is_news
+    assert (await pause.resume(settings)).is_news
+
+
+async def test_a_missing_right_is_said(database: asyncpg.Connection, role_settings: Callable[..., Config]) -> None:
+    settings = role_settings()
+    await insert(database, "a", expires_at=datetime(2020, 1, 1, tzinfo=UTC))
+    await set_aside(database, 1)
+    await database.execute(f"REVOKE UPDATE (expires_at) ON outbox FROM operator_{os.getpid()}")
+    with pytest.raises(DatabaseRefused, match="permission denied") as refused:
+        await parked.act(settings, Action.REDRIVE, ALL, ignore_expiry=True)
+    assert refused.value.hint == f"grant what is missing: relay migrate --role operator_{os.getpid()}"
+
+
+# ---------------------------------------------------------------- ends
+
+
+async def test_the_end_is_told_also_when_it_is_cut_short(database: asyncpg.Connection, settings: Config) -> None:
+    await insert(database, *"abc")
+    await set_aside(database, 1, 2, 3)
+    ends: list[int] = []
+    began = asyncio.Event()
+    acting = asyncio.create_task(
+        parked.act(
+            settings, Action.REDRIVE, ALL, rate_per_s=0.1,
+            on_progress=lambda _: began.set(), on_end=lambda outcome: ends.append(outcome.done),
+        )
+    )  # fmt: skip
+    await asyncio.wait_for(began.wait(), 10)
+    acting.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await acting
+    assert ends == [1]
+
+
+async def test_nothing_matched(settings: Config, database: asyncpg.Connection) -> None:
+    found: Listing = await parked.listing(settings, ALL, 10)
+    outcome: Outcome = await parked.act(settings, Action.REDRIVE, Filter(types=("none",)))
+    assert (found.matched, outcome.matched, outcome.done) == (0, 0, 0)
+
+
+async def test_pause_and_resume_are_states(settings: Config, database: asyncpg.Connection) -> None:
+    assert (await pause.resume(settings)).is_news is False
+    first = await pause.pause(settings)
+    assert (first.is_news, first.by) == (True, await database.fetchval("SELECT current_user::text"))
+    again = await pause.pause(settings)
+    assert (again.is_news, again.since) == (False, first.since)
+    ended = await pause.resume(settings)
+    assert (ended.is_news, ended.since, ended.by) == (True, first.since, first.by)
+    assert await database.fetchval("SELECT paused_at IS NULL AND paused_by IS NULL FROM outbox_meta")
