@@ -57,7 +57,7 @@ async def test_case_09_stop_midway(site: Site, rabbit_server: RabbitServer) -> N
 
 @pytest.mark.parametrize("group", ["keeper", "reader", "settler"])
 async def test_case_23_a_session_is_terminated_and_the_doorbell_still_wakes(site: Site, group: str) -> None:
-    daemon = await site.start(poll_interval="60s").ready()
+    daemon = await site.start(poll_interval="1h").ready()
     await site.until(ARMED)
     killed = await site.database.fetchval(
         "SELECT count(*) FILTER (WHERE pg_terminate_backend(pid)) FROM pg_stat_activity"

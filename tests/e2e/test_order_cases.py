@@ -1,0 +1,76 @@
+"""Cases from the field about order and late commits, end to end through the installed command."""
+
+from __future__ import annotations
+
+import random
+from urllib.parse import urlsplit, urlunsplit
+
+import asyncpg
+
+from tests.conftest import eventually
+from tests.e2e.conftest import Site
+from tests.e2e.ledger import drain, ledger
+from tests.e2e.proxy import Proxy
+
+
+async def test_case_07_confirms_are_lost_and_the_connection_reset_twenty_times(site: Site) -> None:
+    """The broker took what it never got to say: everything comes again, nothing is lost or overtaken."""
+    rows, cuts, in_flight = 5000, 20, 200
+    await site.insert_many(rows, 50)
+    url = urlsplit(site.amqp_url)
+    assert url.port is not None
+    async with Proxy(url.port) as proxy:
+        through = urlunsplit(url._replace(netloc=url.netloc.replace(f":{url.port}", f":{proxy.port}")))
+        daemon = await site.start(amqp_url=through, max_in_flight=str(in_flight), max_rate="1500").ready()
+        for _ in range(cuts):
+            settled = daemon.metric("relay_rows_sent_total")
+            await eventually(lambda settled=settled: daemon.metric("relay_rows_sent_total") >= settled + 50)
+            proxy.is_deaf = True
+            # The gauge is a second old at most: a whole window waits for confirms that never come.
+            await eventually(lambda: daemon.metric("relay_in_flight_messages") >= in_flight)
+            proxy.reset()
+            proxy.is_deaf = False
+        await site.all_sent(60)
+        assert daemon.metric('relay_reconnects_total{peer="broker"}') == cuts
+    found = await ledger(site.database, site.amqp_url)
+    found.assert_complete(duplicates_max=cuts * in_flight)
+
+
+async def test_case_17_a_lower_seq_commits_late(site: Site) -> None:
+    await site.start().ready()
+    late = await asyncpg.connect(site.database_url)
+    try:
+        transaction = late.transaction()
+        await transaction.start()
+        await late.execute(
+            "INSERT INTO outbox (id, event_type, aggregate_id, payload) VALUES ('late', 'ok.x', 'k', '{}')"
+        )
+        await site.insert("early", key="k")
+        await site.until("(SELECT sent_at IS NOT NULL FROM outbox WHERE id = 'early')")
+        await transaction.commit()
+        await site.all_sent()
+        # Ids that were drawn and rolled back change nothing.
+        gap = late.transaction()
+        await gap.start()
+        await late.execute(
+            "INSERT INTO outbox (event_type, payload) SELECT 'ok.x', '{}' FROM generate_series(1, 10000)"
+        )
+        await gap.rollback()
+        await site.insert("after the gap", key="k")
+        await site.all_sent()
+    finally:
+        await late.close()
+    delivered = [message.message_id for message in await drain(site.amqp_url, 3)]
+    assert delivered == ["early", "late", "after the gap"]
+
+
+async def test_case_19_fifty_rows_of_one_key_in_one_transaction(site: Site) -> None:
+    """One time stamp for all, random ids: only `seq` knows the order."""
+    shuffled = random.Random(19)
+    ids = [f"{shuffled.getrandbits(64):016x}" for _ in range(50)]
+    await site.start().ready()
+    async with site.database.transaction():
+        for id in ids:
+            await site.insert(id, key="k")
+    await site.all_sent()
+    assert [message.message_id for message in await drain(site.amqp_url, 50)] == ids
