@@ -8,7 +8,7 @@ from urllib.parse import urlsplit, urlunsplit
 import asyncpg
 
 from tests.conftest import eventually
-from tests.e2e.conftest import Site
+from tests.e2e.conftest import Daemon, Site
 from tests.e2e.ledger import drain, ledger
 from tests.e2e.proxy import Proxy
 
@@ -24,16 +24,20 @@ async def test_case_07_confirms_are_lost_and_the_connection_reset_twenty_times(s
         daemon = await site.start(amqp_url=through, max_rate="1500").ready()
         for cut in range(cuts):
             settled = daemon.metric("relay_rows_sent_total")
-            await eventually(lambda settled=settled: daemon.metric("relay_rows_sent_total") >= settled + 50)
+            await _reached(daemon, "relay_rows_sent_total", settled + 50)
             proxy.is_deaf = True
             # The gauge is a second old at most: one message a key waits for a confirm that never comes.
-            await eventually(lambda: daemon.metric("relay_in_flight_messages") >= keys)
+            await _reached(daemon, "relay_in_flight_messages", keys)
             proxy.reset()
             proxy.is_deaf = False
-            await eventually(lambda cut=cut: daemon.metric("relay_reconnects_total") == cut + 1)
+            await _reached(daemon, "relay_reconnects_total", cut + 1)
         await site.all_sent(60)
     found = await ledger(site.database, site.amqp_url)
     found.assert_complete(duplicates_max=cuts * keys)
+
+
+async def _reached(daemon: Daemon, metric: str, value: float) -> None:
+    await eventually(lambda: daemon.metric(metric) >= value, 20)
 
 
 async def test_case_17_a_lower_seq_commits_late(site: Site) -> None:
