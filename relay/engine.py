@@ -7,7 +7,7 @@ own loop; what they tell each other goes through here, one way: reader -> chains
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine, Sequence
+from collections.abc import Coroutine, Iterable, Sequence
 from dataclasses import dataclass, field
 from random import Random
 
@@ -18,7 +18,7 @@ from relay.core.reading import Reading
 from relay.core.settings import EngineSettings
 from relay.http import Readiness
 from relay.logs import Log
-from relay.message import Row
+from relay.message import Key, Row
 from relay.metrics import Metrics
 
 
@@ -89,9 +89,11 @@ class Decisions:
     followers: list[Row] = field(default_factory=list)
     tested: list[Row] = field(default_factory=list)
     scheduled: list[Row] = field(default_factory=list)
+    promotions: list[tuple[int, Key]] = field(default_factory=list)
 
     def __len__(self) -> int:
-        return len(self.sent) + len(self.setbacks) + len(self.followers) + len(self.tested) + len(self.scheduled)
+        rows = len(self.sent) + len(self.setbacks) + len(self.followers) + len(self.tested) + len(self.scheduled)
+        return rows + len(self.promotions)
 
 
 class Engine:
@@ -174,6 +176,12 @@ class Engine:
         """Rows whose key may be held: tested in the next settlement (H2)."""
         if rows:
             self.decisions.tested.extend(rows)
+            self.to_settle.set()
+
+    def promote(self, keys: Iterable[tuple[int, Key]]) -> None:
+        """Keys, with their shards, that may be held by a held row: seen to in the next settlement (H3)."""
+        self.decisions.promotions.extend(keys)
+        if self.decisions.promotions:
             self.to_settle.set()
 
     def set_back(self, setback: Setback) -> None:

@@ -14,6 +14,8 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
+import asyncpg
+
 from relay.core.ports import (
     Armed,
     Backlog,
@@ -29,13 +31,15 @@ from relay.core.ports import (
     Settlement,
     Writer,
 )
+from relay.core.refusals import Blame
+from relay.culprits import CulpritHunt, blame_of
 from relay.database import mapped_errors
 from relay.errors import DatabaseLost, DatabaseUnavailable
-from relay.message import Row
+from relay.message import Key, Row
 from relay.migrate import read_schema
 from relay.outbox_sql import COLUMNS, IDENTIFICATION, refuse_unusable, texts
 from relay.rows import due_rows, page_rows, reloaded_rows
-from relay.sessions import READ_DEADLINE_S, Group, Sessions
+from relay.sessions import READ_DEADLINE_S, Group, Session, Sessions
 from relay.settling import SettlementWriter
 from relay.urls import DatabaseTarget
 from relay.values import TableName
@@ -45,6 +49,10 @@ OPEN_DEADLINE_S: Final = 60.0
 
 BACKLOG_TIMEOUT_S: Final = 2.0
 """A gauge is not worth more; one that cannot be read is absent."""
+
+HUNT_SHARE: Final = 0.4
+"""Of a settlement's bound, for finding the rows that the database refuses; what is not looked at by then waits for the
+next settlement."""
 
 LOAD_BYTES_PER_S: Final = 1024 * 1024
 """The slowest line that a large body is waited for on."""
@@ -86,7 +94,6 @@ class PostgresOutbox:
         self._sessions = Sessions(lease_s, settle_commit=settle_commit)
         self._writer = SettlementWriter(instance, name, version, marks_sent)
         self._fingerprint = ""
-        self._has_faults = False
         self._rings = False
         """Whether inserts can ring at all: a trigger, and no proxy in between."""
         self._is_armed = False
@@ -127,7 +134,6 @@ class PostgresOutbox:
             (found,) = await session.read("inspect", COLUMNS)
         refuse_unusable(schema, found)
         self._fingerprint = found["fingerprint"]
-        self._has_faults = found["has_faults"]
         self._is_armed = False
         self._begin_write = sessions.begin_write()
         self._begin_signed = sessions.begin_write(sign=schema.sign)
@@ -165,11 +171,20 @@ class PostgresOutbox:
             )
             differing = [record["shard"] for record in records if record["may_differ"]]
             if differing:
-                keys = await session.fetch("park_policy", differing, self._parked_hold)
-                keys = sorted({(kind, id_) for kind, id_ in keys if id_ is not None})
-                if keys:
-                    await session.fetch("promote", [key[0] for key in keys], [key[1] for key in keys])
+                # Keys that nothing holds by now are found when the shards are taken up (`stuck_keys`).
+                await self._apply_policy(session, differing)
         return [Claim(shard, epoch, floor, is_void) for shard, epoch, floor, is_void, _ in records]
+
+    async def _apply_policy(self, session: Session, shards: Sequence[int]) -> None:
+        """Rows that were parked under another policy. One that refuses to be changed must not keep its shard from
+        everybody: then all stay as they are."""
+        await session.execute("SAVEPOINT policy")
+        try:
+            await session.fetch("park_policy", shards, self._parked_hold)
+        except asyncpg.PostgresError as error:
+            if blame_of(error) is Blame.SERVER:
+                raise
+            await session.execute("ROLLBACK TO SAVEPOINT policy")
 
     async def renew(self, held: Mapping[int, Held], *, available: bool) -> Renewal:
         sessions = self._sessions
@@ -189,7 +204,6 @@ class PostgresOutbox:
             if found["fingerprint"] != self._fingerprint:
                 # Truncated, rewritten or another table by now: what was read and where is void (R5).
                 raise DatabaseLost("the outbox table was rewritten; starting over")
-        self._has_faults = found["has_faults"]
         shards = found["shards"] or ()
         due_in_s = found["next_due_in_s"]
         return Renewal(
@@ -246,7 +260,6 @@ class PostgresOutbox:
                 request.limit,
                 request.beyond,
                 request.inline_bytes,
-                self._has_faults,
             )
         ended = records[0]["ended"] if records else None
         return Page(ended or (), page_rows(records))
@@ -265,17 +278,13 @@ class PostgresOutbox:
 
     async def reload(self, rows: Sequence[Row]) -> Sequence[Row]:
         async with self._sessions.call(Group.READER, READ_DEADLINE_S) as session:
-            records = await session.read(
-                "reload", [row.id for row in rows], [row.seq for row in rows], self._has_faults
-            )
+            records = await session.read("reload", [row.id for row in rows], [row.seq for row in rows])
         return reloaded_rows(records)
 
     async def due(self, cursors: Mapping[int, int], limit: int) -> Due:
         shards = list(cursors)
         async with self._sessions.call(Group.READER, READ_DEADLINE_S) as session:
-            records = await session.read(
-                "due", shards, list(cursors.values()), limit, self._is_ordered, self._has_faults
-            )
+            records = await session.read("due", shards, list(cursors.values()), limit, self._is_ordered)
             ((later_s,),) = await session.read("due_later", shards)
         released, blocked = due_rows(records)
         return Due(released, blocked, None if later_s is None or math.isinf(later_s) else later_s)
@@ -296,6 +305,11 @@ class PostgresOutbox:
             )
             found.setdefault(shard, []).append(row)
         return found
+
+    async def stuck_keys(self, shards: Sequence[int]) -> Sequence[tuple[int, Key]]:
+        async with self._sessions.call(Group.READER, READ_DEADLINE_S) as session:
+            records = await session.read("stuck_keys", shards)
+        return [(shard, (kind, id_)) for shard, kind, id_ in records]
 
     async def arm(self, wait_s: float) -> Armed:
         # Whatever the caller's patience: inserts ring while we wait, and polling goes on only after it.
@@ -355,11 +369,18 @@ class PostgresOutbox:
 
     async def settle(self, settlement: Settlement) -> Settled:
         sessions = self._sessions
-        async with (
-            sessions.call(Group.SETTLER, sessions.bound_s) as session,
-            session.transaction(self._begin_settlement),
-        ):
-            return await self._writer.write(session, settlement)
+        async with sessions.call(Group.SETTLER, sessions.bound_s) as session:
+            try:
+                async with session.transaction(self._begin_settlement):
+                    return await self._writer.write(session, settlement)
+            except asyncpg.PostgresError as error:
+                if blame_of(error) is Blame.SERVER:
+                    raise
+            # Some row's fault: once more, in parts, and never again with that row.
+            session.set_deadline(sessions.bound_s)
+            async with session.transaction(self._begin_settlement):
+                hunt = CulpritHunt(self._writer, session, sessions.bound_s * HUNT_SHARE)
+                return await hunt.write(settlement)
 
 
 def _leases(held: Mapping[int, Held]) -> tuple[list[int], list[int], list[int | None]]:

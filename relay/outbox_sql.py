@@ -30,7 +30,9 @@ _QUERIES: Final = (
     "delete_by_id",
     "due",
     "due_later",
+    "fault",
     "fence",
+    "first_held",
     "hold",
     "holding_keys",
     "inspect",
@@ -48,7 +50,9 @@ _QUERIES: Final = (
     "renew",
     "schedule",
     "set_back",
+    "stuck_keys",
     "test",
+    "unchanged",
     "unsent",
 )
 

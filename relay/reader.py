@@ -184,13 +184,16 @@ class Reader:
         engine = self._engine
         claims = list(engine.claimed)
         known_until = engine.applied_serial
-        holding = await engine.outbox.holding_keys([claim.shard for claim in claims], HOLDING_KEYS)
+        shards = [claim.shard for claim in claims]
+        holding = await engine.outbox.holding_keys(shards, HOLDING_KEYS)
+        stuck = await engine.outbox.stuck_keys(shards)
         for claim in claims:
             if claim not in engine.claimed:
                 continue  # Lost or given away meanwhile.
             engine.claimed.remove(claim)
             engine.chains.set_holding(claim.shard, holding.get(claim.shard, ()), known_until)
             engine.reading.add_shard(claim.shard, claim.floor)
+        engine.promote(stuck)
         engine.note_due(0.0)
         self._must_check = True
 

@@ -10,10 +10,10 @@ import asyncio
 from collections.abc import Sequence
 
 from relay.core.ladder import reconnect_backoff
-from relay.core.ports import Settled, Settlement
+from relay.core.ports import Fault, Settled, Settlement
 from relay.engine import Decisions, Engine
 from relay.errors import DatabaseLost, DatabaseRefused
-from relay.message import Aside, Row, State
+from relay.message import Aside, Key, Row, State
 
 BATCH_ROWS = 500
 """A settlement's usual size: beyond it a row's share of the transaction hardly shrinks."""
@@ -24,7 +24,10 @@ LINGER_S = 0.003
 """How long a small batch waits for more, so that a trickle does not cost a transaction a row."""
 
 LOCKED_RETRY_S = 0.1
-"""A sent row that an application keeps locked is tried again after this (S2)."""
+"""A row that an application keeps locked is tried again after this (S2): its mark, test or hold, a promotion."""
+
+UNDONE_RETRY_S = 0.5
+"""A failed row that an application keeps locked is not set aside: after this it is loaded, and goes, anew."""
 
 REFUSALS_MAX = 20
 """Refused so many times in a row, new sessions are opened: the schema may have changed."""
@@ -34,10 +37,27 @@ class Settler:
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
         self._locked: list[Row] = []
+        """Sent rows; what else somebody's lock made miss waits in the three below. All until `_locked_until`."""
+        self._tested: list[Row] = []
+        self._scheduled: list[Row] = []
+        self._unpromoted: dict[Key, int] = {}
         self._locked_until = 0.0
+        self._undone: list[Row] = []
+        """Rows that could not be set aside, in their places, until `_undone_until`."""
+        self._undone_until = 0.0
 
     async def run(self) -> None:
         """For one life of the sessions; raises DatabaseLost."""
+        try:
+            await self._run()
+        finally:
+            # Void with everything else that is not sent (Engine.lose_sessions); a promotion that is owed is found again
+            # when the shard is taken up.
+            self._engine.decisions.scheduled.extend(self._scheduled)
+            self._engine.reread.extend(self._undone)
+            self._scheduled, self._undone, self._tested, self._unpromoted = [], [], [], {}
+
+    async def _run(self) -> None:
         engine = self._engine
         refusals = 0
         # What a former session left undecided of the locked ones is settled again (S3).
@@ -81,17 +101,33 @@ class Settler:
         """Until there is something; a little longer while it is not much."""
         engine = self._engine
         if not len(engine.decisions):
-            timeout = None
-            if self._locked:
-                timeout = max(0.0, self._locked_until - engine.clock.now())
-            await engine.to_settle.wait(timeout)
+            waits = []
+            if self._is_locked:
+                waits.append(self._locked_until)
+            if self._undone:
+                waits.append(self._undone_until)
+            await engine.to_settle.wait(max(0.0, min(waits) - engine.clock.now()) if waits else None)
         if 0 < len(engine.decisions) < BATCH_ROWS and not engine.is_stopping:
             await engine.clock.sleep(LINGER_S)
 
+    @property
+    def _is_locked(self) -> bool:
+        return bool(self._locked or self._tested or self._scheduled or self._unpromoted)
+
     def _offer_locked(self) -> None:
-        if self._locked and self._engine.clock.now() >= self._locked_until:
-            self._engine.decisions.sent.extend(self._locked)
-            self._locked = []
+        engine = self._engine
+        now = engine.clock.now()
+        if self._is_locked and now >= self._locked_until:
+            decisions = engine.decisions
+            decisions.sent.extend(self._locked)
+            decisions.tested.extend(self._tested)
+            decisions.scheduled.extend(self._scheduled)
+            decisions.promotions.extend((shard, key) for key, shard in self._unpromoted.items())
+            self._locked, self._tested, self._scheduled, self._unpromoted = [], [], [], {}
+        if self._undone and (now >= self._undone_until or engine.is_stopping):
+            engine.reread.extend(self._undone)
+            self._undone = []
+            engine.to_read.set()
 
     # ------------------------------------------------------------ building
 
@@ -110,6 +146,7 @@ class Settler:
             followers=[row for row in decisions.followers if row.state is State.SETTLING],
             tested=[row for row in decisions.tested if row.state is State.TESTING],
             scheduled=[row for row in decisions.scheduled if row.state is State.SETTLING],
+            promotions=[each for each in decisions.promotions if each[0] in engine.leases],
         )
         leases = engine.leases
         fences = settlement.fences
@@ -124,6 +161,8 @@ class Settler:
                 if row.shard not in fences:
                     # A row here is never of a shard that we know lost: such rows are forgotten at once.
                     fences[row.shard] = leases.epoch(row.shard)
+        for shard, _ in settlement.promotions:
+            fences[shard] = leases.epoch(shard)
         return settlement, decisions.serial, bool(engine.decisions.sent)
 
     def _put_back(self, settlement: Settlement) -> None:
@@ -135,6 +174,7 @@ class Settler:
         decisions.followers[:0] = settlement.followers
         decisions.tested[:0] = settlement.tested
         decisions.scheduled[:0] = settlement.scheduled
+        decisions.promotions[:0] = settlement.promotions
         for setback in settlement.setbacks:
             if setback.holds:
                 self._engine.note_holding(setback.row, settlement.followers)
@@ -151,14 +191,10 @@ class Settler:
                 engine.lose_shard(shard)
                 engine.metrics.lease_lost += 1
                 engine.log.warning("lease_lost", shard=shard, seen="settlement")
-        locked = [row for row in settled.locked if row.state is State.SETTLING]
-        if locked:
-            if not self._locked:
-                # Counted from the first: rows locked one after the other would put each other off for ever.
-                self._locked_until = engine.clock.now() + LOCKED_RETRY_S
-            self._locked.extend(locked)
+        if settled.locked or settled.unpromoted:
+            self._keep_locked(settlement, settled)
         engine.settling = len(self._locked)
-        self._count(settlement, settled, locked)
+        self._count(settlement, settled)
         engine.reading.note_settled([row.seq for row in settled.done])
         if settlement.tested:
             done = set(settled.done)
@@ -190,27 +226,59 @@ class Settler:
         engine.reread.extend(kept)
         engine.to_read.set()
 
-    def _count(self, settlement: Settlement, settled: Settled, locked: Sequence[Row]) -> None:
+    def _keep_locked(self, settlement: Settlement, settled: Settled) -> None:
+        """Somebody keeps these rows locked; they alone wait."""
+        engine = self._engine
+        now = engine.clock.now()
+        if not self._is_locked:
+            # Counted from the first: rows locked one after the other would put each other off for ever.
+            self._locked_until = now + LOCKED_RETRY_S
+        sent, scheduled = set(settlement.sent), set(settlement.scheduled)
+        undone: list[Row] = []
+        for row in settled.locked:
+            if row.state is State.TESTING:
+                self._tested.append(row)
+            elif row.state is not State.SETTLING:
+                continue
+            elif row in sent:
+                self._locked.append(row)
+            elif row in scheduled:
+                self._scheduled.append(row)
+            else:
+                undone.append(row)
+        self._unpromoted.update((key, shard) for shard, key in settled.unpromoted)
+        if undone:
+            if not self._undone:
+                self._undone_until = now + UNDONE_RETRY_S
+            # Before anything of their keys becomes ready.
+            engine.chains.hold_places(undone)
+            self._undone.extend(undone)
+
+    def _count(self, settlement: Settlement, settled: Settled) -> None:
         metrics = self._engine.metrics
-        undone = {row.seq for row in locked} if locked else frozenset[int]()
+        undone = {row.seq for row in settled.locked}
+        undone.update(fault.seq for fault in settled.faults)
         sent = [r for r in settlement.sent if r.shard not in settled.lost and r.seq not in undone]
         metrics.rows_sent += len(sent)
         metrics.publish_attempts.observe_many([row.attempts + 1 for row in sent])
-        changed = {row.seq for row in settled.changed}
+        for fault in settled.faults:
+            self._count_parked("unmarkable", fault)
+        undone.update(row.seq for row in settled.changed)
         for setback in settlement.setbacks:
             row = setback.row
-            if row.shard in settled.lost or row.seq in changed:
+            if row.shard in settled.lost or row.seq in undone:
                 continue
             if setback.aside is Aside.PARKED:
-                metrics.rows_parked[setback.reason] += 1
-                metrics.publish_attempts.observe(setback.attempts)
-                self._engine.log.warning(
-                    "row_parked",
-                    seq=row.seq,
-                    id=row.id,
-                    reason=setback.reason,
-                    attempts=setback.attempts,
-                    error=setback.error,
-                )
+                fault = Fault(row.shard, row.seq, row.id, setback.attempts, setback.error)
+                self._count_parked(setback.reason, fault)
             else:
                 metrics.rows_deferred[setback.reason] += 1
+
+    def _count_parked(self, reason: str, fault: Fault) -> None:
+        """From now on an operator's: one line each."""
+        engine = self._engine
+        engine.metrics.rows_parked[reason] += 1
+        engine.metrics.publish_attempts.observe(fault.attempts)
+        engine.log.warning(
+            "row_parked", seq=fault.seq, id=fault.id, reason=reason, attempts=fault.attempts, error=fault.error
+        )

@@ -2,26 +2,51 @@
 
 Owns: the order of the statements between BEGIN and COMMIT, and which answer puts a row where in `Settled`.
 Invariants: nothing of a shard is written unless its lease's row is locked under our epoch (S1); a row is marked
-only by its identity, seq and id (I2); a key that was touched is not left held by nothing (H3). Opens and ends no
-transaction: `relay/outbox.py` does.
+only by its identity, seq and id (I2); a key that was touched is not left held by nothing (H3), or is named as
+owed. Opens and ends no transaction: `relay/outbox.py` does. When the database refuses a row, `relay/culprits.py`
+takes the same steps in parts.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
-from typing import Protocol
+from dataclasses import dataclass, field
+from typing import Any, Protocol
 
-from relay.core.ports import Settled, Settlement
+from relay.core.ports import Setback, Settled, Settlement
 from relay.message import Aside, Key, Row
 
 
 class Statements(Protocol):
     """What a settlement needs of a session (`relay/sessions.py`)."""
 
-    async def fetch(self, name: str, *arguments: object) -> list[Sequence[object]]: ...
+    async def fetch(self, name: str, *arguments: object) -> list[Any]: ...
 
-    async def fetch_one(self, name: str, *arguments: object) -> Sequence[list[int] | None]: ...
+    async def fetch_one(self, name: str, *arguments: object) -> Any: ...
+
+    async def execute(self, text: str) -> str: ...
+
+
+@dataclass(slots=True)
+class Progress:
+    """What a settlement, or a part of it, has come to. `touched`: keys to be promoted, with their shards."""
+
+    settled: Settled = field(default_factory=Settled)
+    touched: dict[Key, int] = field(default_factory=dict)
+
+    def touch(self, rows: Iterable[Row]) -> None:
+        self.touched.update((row.key, row.shard) for row in rows if row.key is not None)
+
+    def add(self, part: Progress) -> None:
+        """A part that was written counts."""
+        mine, its = self.settled, part.settled
+        mine.done.extend(its.done)
+        mine.locked.extend(its.locked)
+        mine.unblocked.extend(its.unblocked)
+        mine.changed.extend(its.changed)
+        mine.promoted.update(its.promoted)
+        mine.unpromoted.extend(its.unpromoted)
+        self.touched.update(part.touched)
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,28 +60,41 @@ class SettlementWriter:
 
     async def write(self, session: Statements, settlement: Settlement) -> Settled:
         """Write all decisions, inside the caller's transaction; what became of them once it has committed."""
+        progress = await self.fence(session, settlement)
+        lost = progress.settled.lost
+        if settlement.sent:
+            await self.send(session, kept(settlement.sent, lost), progress)
+        if len(settlement) > len(settlement.sent):
+            setbacks = settlement.setbacks
+            if setbacks:
+                await self.set_back(session, [each for each in setbacks if each.row.shard not in lost], progress)
+            if settlement.followers:
+                await self.hold(session, kept(settlement.followers, lost), progress)
+            if settlement.tested:
+                await self.test(session, kept(settlement.tested, lost), progress)
+            if settlement.scheduled:
+                await self.schedule(session, kept(settlement.scheduled, lost), progress)
+        if progress.touched:
+            await self.promote(session, list(progress.touched), progress)
+        return progress.settled
+
+    async def fence(self, session: Statements, settlement: Settlement) -> Progress:
+        """S1; and the promotions that are owed become part of the settlement."""
         fences = settlement.fences
         shards = sorted(fences)
         (ours,) = await session.fetch_one("fence", shards, [fences[shard] for shard in shards], self.instance)
-        settled = Settled(lost=set(fences).difference(ours or ()))
-        touched: set[Key] = set()
-        sent = self._kept(settlement.sent, settled)
-        if sent:
-            await self._send(session, sent, settled)
-            touched.update(row.key for row in sent if row.aside is not None and row.key is not None)
-        if len(settlement) > len(settlement.sent):
-            await self._move(session, settlement, settled, touched)
-        if touched:
-            records = await session.fetch("promote", *_keys(touched))
-            settled.promoted.update(shard for (shard,) in records if isinstance(shard, int))
-        return settled
+        progress = Progress(Settled(lost=set(fences).difference(ours or ())))
+        if settlement.promotions:
+            lost = progress.settled.lost
+            progress.touched.update((key, shard) for shard, key in settlement.promotions if shard not in lost)
+        return progress
 
-    def _kept(self, rows: Sequence[Row], settled: Settled) -> Sequence[Row]:
-        lost = settled.lost
-        return rows if not lost else [row for row in rows if row.shard not in lost]
-
-    async def _send(self, session: Statements, rows: Sequence[Row], settled: Settled) -> None:
+    async def send(self, session: Statements, rows: Sequence[Row], progress: Progress) -> None:
         """S2: by address, then by identity, then a look without a lock at what still misses."""
+        if not rows:
+            return
+        settled = progress.settled
+        progress.touch(row for row in rows if row.aside is not None)
         by_address, by_id = ("mark", "mark_by_id") if self.marks_sent else ("delete", "delete_by_id")
         known = [row for row in rows if row.ctid is not None]
         missing: Sequence[Row] = rows
@@ -74,52 +112,89 @@ class SettlementWriter:
             # Gone, or sent before (an unknown COMMIT that did happen): nothing is left to do.
             settled.done.extend(_parted(missing, unsent or (), settled.locked))
 
-    async def _move(self, session: Statements, settlement: Settlement, settled: Settled, touched: set[Key]) -> None:
-        """Set back, hold, test, schedule: by address only, for a miss means that somebody changed the row."""
-        setbacks = {each.row.seq: each for each in settlement.setbacks if each.row.shard not in settled.lost}
-        rows = _addressed([each.row for each in setbacks.values()], settled)
-        if rows:
-            chosen = [setbacks[row.seq] for row in rows]
-            assert all(each.aside in (Aside.DEFERRED, Aside.PARKED) for each in chosen), "set back elsewhere"
-            (found,) = await session.fetch_one(
-                "set_back",
-                *_addresses(rows),
-                [each.aside.value for each in chosen],
-                [each.holds for each in chosen],
-                [each.delay_s for each in chosen],
-                [each.attempts for each in chosen],
-                [each.reason for each in chosen],
-                [_storable(each.error) for each in chosen],
-                [_storable(each.exchange) for each in chosen],
-                [_storable(each.routing_key) for each in chosen],
-                self.name,
-                self.version,
-            )
-            self._written(rows, found, settled, touched)
-        rows = _addressed(self._kept(settlement.followers, settled), settled)
+    # ------------------------------------------------------------ by address only (S2)
+
+    async def set_back(self, session: Statements, setbacks: Sequence[Setback], progress: Progress) -> None:
+        """Failed rows become deferred or parked."""
+        chosen = {each.row.seq: each for each in setbacks}
+        rows = _addressed([each.row for each in setbacks], progress)
+        if not rows:
+            return
+        setbacks = [chosen[row.seq] for row in rows]
+        assert all(each.aside in (Aside.DEFERRED, Aside.PARKED) for each in setbacks), "set back elsewhere"
+        (found,) = await session.fetch_one(
+            "set_back",
+            *_addresses(rows),
+            [each.aside.value for each in setbacks],
+            [each.holds for each in setbacks],
+            [each.delay_s for each in setbacks],
+            [each.attempts for each in setbacks],
+            [each.reason for each in setbacks],
+            [storable(each.error) for each in setbacks],
+            [storable(each.exchange) for each in setbacks],
+            [storable(each.routing_key) for each in setbacks],
+            self.name,
+            self.version,
+        )
+        await self._written(session, rows, found, progress)
+
+    async def hold(self, session: Statements, rows: Sequence[Row], progress: Progress) -> None:
+        """Followers of rows that were set back become held (H1)."""
+        rows = _addressed(rows, progress)
         if rows:
             (found,) = await session.fetch_one("hold", *_addresses(rows))
-            self._written(rows, found, settled, touched)
-        rows = _addressed(self._kept(settlement.tested, settled), settled)
+            await self._written(session, rows, found, progress)
+
+    async def test(self, session: Statements, rows: Sequence[Row], progress: Progress) -> None:
+        """Rows that have a blocker become held, the others come back (H2)."""
+        rows = _addressed(rows, progress)
         if rows:
             held, free = await session.fetch_one("test", *_addresses(rows))
-            rest = _parted(rows, free or (), settled.unblocked)
-            self._written(rest, held, settled, touched)
-        rows = _addressed(self._kept(settlement.scheduled, settled), settled)
+            rest = _parted(rows, free or (), progress.settled.unblocked)
+            await self._written(session, rest, held, progress)
+
+    async def schedule(self, session: Statements, rows: Sequence[Row], progress: Progress) -> None:
+        """Rows read before their time wait for it (H6)."""
+        rows = _addressed(rows, progress)
         if rows:
             (found,) = await session.fetch_one("schedule", *_addresses(rows))
-            self._written(rows, found, settled, touched)
+            await self._written(session, rows, found, progress)
 
-    def _written(self, rows: Sequence[Row], found: Sequence[int] | None, settled: Settled, touched: set[Key]) -> None:
+    async def _written(
+        self, session: Statements, rows: Sequence[Row], found: Sequence[int] | None, progress: Progress
+    ) -> None:
+        """A row that was missed is locked by somebody, or was changed."""
+        settled = progress.settled
         written: list[Row] = []
-        settled.changed.extend(_parted(rows, found or (), written))
+        missed = _parted(rows, found or (), written)
         settled.done.extend(written)
-        touched.update(row.key for row in written if row.key is not None)
+        progress.touch(written)
+        if missed:
+            (same,) = await session.fetch_one("unchanged", *_addresses(missed))
+            settled.changed.extend(_parted(missed, same or (), settled.locked))
+
+    # ------------------------------------------------------------ H3
+
+    async def promote(self, session: Statements, keys: Sequence[Key], progress: Progress) -> None:
+        """Where a key's lowest holding row is held, it becomes due."""
+        # In a fixed order, so that two transactions lock rows in the same one.
+        ordered = sorted(keys)
+        records = await session.fetch("promote", [kind for kind, _ in ordered], [id_ for _, id_ in ordered])
+        for shard, kind, id_, is_promoted in records:
+            if is_promoted:
+                progress.settled.promoted.add(shard)
+            else:
+                progress.settled.unpromoted.append((shard, (kind, id_)))
 
 
-def _addressed(rows: Sequence[Row], settled: Settled) -> Sequence[Row]:
+def kept(rows: Sequence[Row], lost: set[int]) -> Sequence[Row]:
+    """Those of shards that are still ours."""
+    return rows if not lost else [row for row in rows if row.shard not in lost]
+
+
+def _addressed(rows: Sequence[Row], progress: Progress) -> Sequence[Row]:
     """Rows whose address is known; without one (a session was lost) a row may have been changed meanwhile."""
-    settled.changed.extend(row for row in rows if row.ctid is None)
+    progress.settled.changed.extend(row for row in rows if row.ctid is None)
     return [row for row in rows if row.ctid is not None]
 
 
@@ -138,12 +213,6 @@ def _identities(rows: Sequence[Row]) -> tuple[list[str], list[int]]:
     return [row.id for row in rows], [row.seq for row in rows]
 
 
-def _keys(keys: Iterable[Key]) -> tuple[list[str], list[str]]:
-    """In a fixed order, so that two transactions lock rows in the same one."""
-    ordered = sorted(keys)
-    return [kind for kind, _ in ordered], [id_ for _, id_ in ordered]
-
-
-def _storable(text: str) -> str:
+def storable(text: str) -> str:
     """PostgreSQL's text holds no zero byte and no half of a surrogate pair; a broker's words may."""
     return text.replace("\0", "\ufffd").encode("utf-8", "replace").decode("utf-8")

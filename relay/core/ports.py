@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Protocol
 
-from relay.message import Aside, PayloadType, Row
+from relay.message import Aside, Key, PayloadType, Row
 
 SHARDS = 64
 """How many shards the ordering keys hash into; a constant of the schema."""
@@ -163,7 +163,8 @@ class Settlement:
 
     `sent`: confirmed rows. `setbacks`: with their read-ahead `followers`, which become `held`
     unconditionally (H1). `tested`: become `held` if they have a blocker, else come back (H2).
-    `scheduled`: read before their time (H6). All ends with the promotion of touched keys (H3).
+    `scheduled`: read before their time (H6). `promotions`: keys, with their shards, whose promotion
+    is still owed. All ends with the promotion of touched keys (H3).
     """
 
     fences: dict[int, int] = field(default_factory=dict)
@@ -172,9 +173,25 @@ class Settlement:
     followers: list[Row] = field(default_factory=list)
     tested: list[Row] = field(default_factory=list)
     scheduled: list[Row] = field(default_factory=list)
+    promotions: list[tuple[int, Key]] = field(default_factory=list)
 
     def __len__(self) -> int:
-        return len(self.sent) + len(self.setbacks) + len(self.followers) + len(self.tested) + len(self.scheduled)
+        rows = len(self.sent) + len(self.setbacks) + len(self.followers) + len(self.tested) + len(self.scheduled)
+        return rows + len(self.promotions)
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """A row that the database lets nobody change: recorded as `unmarkable`, left alone, holding nothing.
+
+    It need not be a row of the settlement: one that was to be promoted can be it. `attempts` is absolute.
+    """
+
+    shard: int
+    seq: int
+    id: str
+    attempts: int
+    error: str
 
 
 @dataclass(slots=True)
@@ -182,9 +199,11 @@ class Settled:
     """What became of a settlement that committed.
 
     Every row of the settlement is in exactly one place: in a `lost` shard, `done` (written, or
-    gone: forget it), `locked` (a sent row that somebody keeps locked: settle it again),
+    gone: forget it), `locked` (somebody keeps the row locked: decide about it again a little later),
     `unblocked` (tested, no blocker: ready) or `changed` (somebody else changed the row: load it
-    anew by id). `promoted`: shards in which a held row became due.
+    anew by id). `promoted`: shards in which a held row became due; `unpromoted`: keys whose lowest
+    holding row is held and locked by somebody: the promotion is owed. `faults`: what was recorded;
+    those of them that are rows of the settlement are `done` too.
     """
 
     lost: set[int] = field(default_factory=set)
@@ -193,6 +212,8 @@ class Settled:
     unblocked: list[Row] = field(default_factory=list)
     changed: list[Row] = field(default_factory=list)
     promoted: set[int] = field(default_factory=set)
+    unpromoted: list[tuple[int, Key]] = field(default_factory=list)
+    faults: list[Fault] = field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True)
@@ -225,7 +246,7 @@ class Outbox(Protocol):
     """The outbox table and the relays' tables beside it.
 
     Calls of one group never overlap: (claim, renew, release, leave, check) run on the keeper's
-    session, (page, load, reload, due, arm, disarm, backlog, purge, holding_keys) on the reader's,
+    session, (page, load, reload, due, arm, disarm, backlog, purge, holding_keys, stuck_keys) on the reader's,
     (settle) on the settler's; groups do overlap. Every call raises `DatabaseLost` when a session
     died or answered not in time: then an effect is unknown and *all* sessions are closed (R5);
     `DatabaseRefused` when the server rolled the statement back for sure.
@@ -272,6 +293,10 @@ class Outbox(Protocol):
 
     async def holding_keys(self, shards: Sequence[int], limit: int) -> Mapping[int, Sequence[Row]]:
         """Per shard the highest holding row of each held key, bare (identity and key), at most `limit` a shard."""
+        ...
+
+    async def stuck_keys(self, shards: Sequence[int]) -> Sequence[tuple[int, Key]]:
+        """Keys, with their shards, whose lowest holding row is held: a promotion that was owed when its relay ended."""
         ...
 
     async def arm(self, wait_s: float) -> Armed: ...

@@ -1,7 +1,7 @@
 -- Purpose: rows aside whose time has come, at or below the cursors, oldest due first (H4, H6), each with whether a
 --          lower row of its key holds it. The rows are chosen first, by their addresses, and only those are looked
---          at closely.
--- Values:  $1 shards, $2 cursors, $3 rows in all, $4 whether keys are ordered, $5 whether there are faults.
+--          at closely. A row of the fault table is not released and holds nobody.
+-- Values:  $1 shards, $2 cursors, $3 rows in all, $4 whether keys are ordered.
 -- Locks:   none.
 -- Index:   {aside_due_index}, then {aside_key_index} once a row.
 -- Caller:  relay/outbox.py `due`.
@@ -11,7 +11,7 @@ WITH chosen AS MATERIALIZED (
             SELECT o.shard, o.due_at, o.seq, o.ctid AS c FROM {table} o
              WHERE o.shard = f.shard AND o.aside IN ('deferred', 'scheduled') AND o.due_at <= statement_timestamp()
                AND o.seq <= f.cursor AND o.sent_at IS NULL
-               AND (NOT $5::bool OR NOT EXISTS (SELECT FROM {fault} u WHERE u.seq = o.seq AND u.id = o.id))
+               AND (NOT (SELECT EXISTS (SELECT FROM {fault})) OR NOT EXISTS (SELECT FROM {fault} u WHERE u.seq = o.seq AND u.id = o.id))
              ORDER BY o.due_at, o.seq LIMIT $3::int) x
          ORDER BY x.due_at, x.seq LIMIT $3::int)
 SELECT o.aside, $4::bool AND o.aggregate_id IS NOT NULL AND EXISTS (
@@ -20,7 +20,8 @@ SELECT o.aside, $4::bool AND o.aggregate_id IS NOT NULL AND EXISTS (
                  = hashtextextended((coalesce(o.aggregate_type, '') || chr(31) || o.aggregate_id) COLLATE "C", 0)
                AND b.aside IS NOT NULL AND b.seq < o.seq AND b.holds
                AND b.aggregate_id = o.aggregate_id
-               AND coalesce(b.aggregate_type, '') = coalesce(o.aggregate_type, '')) AS is_blocked,
+               AND coalesce(b.aggregate_type, '') = coalesce(o.aggregate_type, '')
+               AND (NOT (SELECT EXISTS (SELECT FROM {fault})) OR NOT EXISTS (SELECT FROM {fault} u WHERE u.seq = b.seq AND u.id = b.id))) AS is_blocked,
        o.shard, {row}
   FROM chosen JOIN {table} o ON o.ctid = chosen.c
  ORDER BY chosen.due_at, chosen.seq

@@ -1,7 +1,7 @@
 -- Purpose: the read-ahead followers of a row that was set back become held, unconditionally (H1); which were unchanged.
 -- Values:  $1 ctids, $2 seqs, $3 ids.
--- Locks:   FOR NO KEY UPDATE SKIP LOCKED on the rows; one that is locked counts as changed.
--- Index:   none, by address: a miss means that somebody changed the row (S2).
+-- Locks:   FOR NO KEY UPDATE SKIP LOCKED on the rows.
+-- Index:   none, by address: a miss means that somebody changed the row, or keeps it locked: unchanged.sql tells (S2).
 -- Caller:  relay/settling.py.
 WITH t AS (
         SELECT o.ctid AS c, o.seq FROM unnest($1::tid[], $2::bigint[], $3::text[]) k(c, seq, id)

@@ -11,7 +11,6 @@ SELECT c.relkind = 'p' OR EXISTS (SELECT FROM pg_inherits i WHERE i.inhparent = 
        top.seq AS max_seq,
        (SELECT CASE WHEN coalesce(top.seq, 0) >= 0 THEN CASE WHEN is_called THEN last_value ELSE last_value - 1 END END
           FROM {sequence}) AS last_seq,
-       EXISTS (SELECT FROM {fault}) AS has_faults,
        {fingerprint} AS fingerprint
   FROM pg_class c
  CROSS JOIN (SELECT max(x.seq) AS seq FROM generate_series(0, 63) f(shard) CROSS JOIN LATERAL (

@@ -1,5 +1,5 @@
--- Purpose: rows that were parked under another RELAY_ON_PARKED get this relay's, and their keys come back for the
---          promotion (H3). Expired and unmarkable rows never hold.
+-- Purpose: rows that were parked under another RELAY_ON_PARKED get this relay's, the new owner then looks for
+--          keys that nothing holds any more (stuck_keys.sql). Expired and unmarkable rows never hold.
 -- Values:  $1 shards, $2 whether parked rows hold.
 -- Locks:   the rows, as an UPDATE does; skips those that somebody keeps locked.
 -- Index:   {aside_key_index} from end to end; only when a claimed shard was last owned under something else.
@@ -12,4 +12,3 @@ WITH t AS (
            FOR NO KEY UPDATE SKIP LOCKED)
 UPDATE {table} o SET holds = $2::bool AND o.aggregate_id IS NOT NULL
   FROM t WHERE o.ctid = t.c AND o.seq = t.seq
-RETURNING coalesce(o.aggregate_type, '') AS aggregate_type, o.aggregate_id

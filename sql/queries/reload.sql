@@ -1,5 +1,5 @@
 -- Purpose: rows as they are now, of those that are still pending and not aside; bodies stay behind.
--- Values:  $1 ids, $2 seqs, $3 whether there are faults.
+-- Values:  $1 ids, $2 seqs.
 -- Locks:   none.
 -- Index:   the primary key; the LIMIT keeps the planner from walking all of {read_index} instead.
 -- Caller:  relay/outbox.py `reload`.
@@ -7,5 +7,5 @@ SELECT x.* FROM unnest($1::text[], $2::bigint[]) k(id, seq)
  CROSS JOIN LATERAL (
     SELECT o.shard, {row} FROM {table} o
      WHERE o.id = k.id AND o.seq = k.seq AND o.sent_at IS NULL AND o.aside IS NULL
-       AND (NOT $3::bool OR NOT EXISTS (SELECT FROM {fault} u WHERE u.seq = o.seq AND u.id = o.id))
+       AND (NOT (SELECT EXISTS (SELECT FROM {fault})) OR NOT EXISTS (SELECT FROM {fault} u WHERE u.seq = o.seq AND u.id = o.id))
      LIMIT 1) x

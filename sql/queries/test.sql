@@ -1,7 +1,7 @@
--- Purpose: rows that may have a blocker: those that do become held (H2), those that do not come back. Under the shards'
---          locks, after the settlement's other changes.
+-- Purpose: rows that may have a blocker: those that do become held (H2), those that do not come back, and need no lock
+--          for it. Under the shards' locks, after the settlement's other changes.
 -- Values:  $1 ctids, $2 seqs, $3 ids.
--- Locks:   FOR NO KEY UPDATE SKIP LOCKED on the rows; one that is locked counts as changed.
+-- Locks:   FOR NO KEY UPDATE SKIP LOCKED on the rows that become held.
 -- Index:   by address, then {aside_key_index} once a row; keys are compared by value.
 -- Caller:  relay/settling.py.
 WITH t AS MATERIALIZED (
@@ -10,11 +10,15 @@ WITH t AS MATERIALIZED (
                  WHERE hashtextextended((coalesce(b.aggregate_type, '') || chr(31) || b.aggregate_id) COLLATE "C", 0)
                      = hashtextextended((coalesce(o.aggregate_type, '') || chr(31) || o.aggregate_id) COLLATE "C", 0)
                    AND b.aside IS NOT NULL AND b.seq < o.seq AND b.holds AND b.aggregate_id = o.aggregate_id
-                   AND coalesce(b.aggregate_type, '') = coalesce(o.aggregate_type, '')) AS is_blocked
+                   AND coalesce(b.aggregate_type, '') = coalesce(o.aggregate_type, '')
+                   AND (NOT (SELECT EXISTS (SELECT FROM {fault})) OR NOT EXISTS (SELECT FROM {fault} u WHERE u.seq = b.seq AND u.id = b.id))) AS is_blocked
           FROM unnest($1::tid[], $2::bigint[], $3::text[]) k(c, seq, id)
           JOIN {table} o ON o.ctid = k.c
-         WHERE o.seq = k.seq AND o.id = k.id AND o.sent_at IS NULL
+         WHERE o.seq = k.seq AND o.id = k.id AND o.sent_at IS NULL),
+     l AS (
+        SELECT o.ctid AS c, o.seq FROM t JOIN {table} o ON o.ctid = t.c
+         WHERE t.is_blocked AND o.seq = t.seq AND o.sent_at IS NULL
            FOR NO KEY UPDATE OF o SKIP LOCKED),
      u AS (UPDATE {table} o SET aside = 'held', holds = true, due_at = NULL
-             FROM t WHERE o.ctid = t.c AND o.seq = t.seq AND t.is_blocked RETURNING o.seq)
+             FROM l WHERE o.ctid = l.c AND o.seq = l.seq RETURNING o.seq)
 SELECT (SELECT array_agg(u.seq) FROM u) AS held, (SELECT array_agg(t.seq) FROM t WHERE NOT t.is_blocked) AS unblocked

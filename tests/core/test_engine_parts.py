@@ -39,7 +39,7 @@ from relay.errors import DatabaseRefused
 from relay.http import Readiness
 from relay.keeper import Keeper
 from relay.logs import Log
-from relay.message import Aside, PayloadType, Row, State
+from relay.message import Aside, Key, PayloadType, Row, State
 from relay.metrics import Metrics
 from relay.publisher import NACKS_MAX, Publisher
 from relay.reader import Reader
@@ -99,7 +99,8 @@ class TestedOutbox:
     __test__ = False
 
     def __init__(self, **answers: Any) -> None:
-        self.answers: dict[str, Any] = {"backlog": EMPTY, "purge": 0, "holding_keys": {}, "disarm": None} | answers
+        empty = {"backlog": EMPTY, "purge": 0, "holding_keys": {}, "stuck_keys": [], "disarm": None}
+        self.answers: dict[str, Any] = empty | answers
         self.log: list[Call] = []
         self.on_lost: Callable[[str], None] = lambda why: None
         self._pending: dict[str, list[Call]] = {}
@@ -166,6 +167,9 @@ class TestedOutbox:
 
     async def holding_keys(self, shards: Sequence[int], limit: int) -> Mapping[int, Sequence[Row]]:
         return await self._call("holding_keys", shards, limit)  # type: ignore[no-any-return]
+
+    async def stuck_keys(self, shards: Sequence[int]) -> Sequence[tuple[int, Key]]:
+        return await self._call("stuck_keys", shards)  # type: ignore[no-any-return]
 
     async def arm(self, wait_s: float) -> Armed:
         return await self._call("arm", wait_s)  # type: ignore[no-any-return]

@@ -16,7 +16,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 
-from relay.core.ports import SHARDS
+from relay.core.ports import SHARDS, Fault
 from relay.message import Aside, Ctid, Key
 
 from .loop import OUTSIDE, VirtualLoop
@@ -111,6 +111,15 @@ class Session:
     is_alive: bool = True
 
 
+@dataclass(slots=True)
+class Promoted:
+    """What a promotion came to: shards with a row due, keys that wait for a lock, rows recorded as unmarkable."""
+
+    shards: set[int] = field(default_factory=set)
+    unpromoted: list[tuple[int, Key]] = field(default_factory=list)
+    faults: list[Fault] = field(default_factory=list)
+
+
 class TransactionGone(Exception):
     """The writer's transaction ended under it (the database crashed)."""
 
@@ -160,6 +169,9 @@ class Database:
         self.running: set[int] = set()
         self.sessions: set[Session] = set()
         self.row_locks: set[str] = set()
+        self.unmarkable: set[str] = set()
+        """Ids of rows whose every change a trigger refuses."""
+        self.faults: set[tuple[int, str]] = set()
         self.key_share: Counter[int] = Counter()
         self.exclusive: set[int] = set()
         self.bell_owner: Session | None = None
@@ -208,6 +220,18 @@ class Database:
         if row is not None:
             self.rows[identity] = row
             self.by_shard[row.shard][identity] = row
+
+    def put_fault(self, identity: tuple[int, str]) -> None:
+        if identity not in self.faults:
+            self.faults.add(identity)
+            entry = self.oracle.entries[identity[1]]
+            if entry.copies == 0:
+                # Refused before it could be published: nothing waits for it, an operator sees it.
+                self.oracle.discarded(entry.id)
+            self._journal.append(lambda: self.faults.discard(identity))
+
+    def is_sound(self, row: DbRow) -> bool:
+        return row.identity not in self.faults
 
     def put_shard(self, shard: int, value: DbShard) -> None:
         before = self.shards[shard]
@@ -406,22 +430,45 @@ class Database:
         """The key's holding rows by seq."""
         if key is None:
             return []
-        found = [row for row in self.by_shard[shard].values() if row.key == key and row.aside and row.holds]
+        found = [
+            row
+            for row in self.by_shard[shard].values()
+            if row.key == key and row.aside and row.holds and self.is_sound(row)
+        ]
         return sorted(found, key=lambda row: row.seq)
 
     def has_blocker(self, row: DbRow) -> bool:
         holding = self.holding_rows(row.key, row.shard)
         return bool(holding) and holding[0].seq < row.seq
 
-    def promote(self, touched: Iterable[tuple[int, Key | None]]) -> set[int]:
-        """H3; returns the shards in which a row became due."""
-        promoted = set()
+    def is_stuck(self, shard: int, key: Key | None) -> bool:
+        """Whether the key is held by nothing that will ever be released."""
+        holding = self.holding_rows(key, shard)
+        return bool(holding) and holding[0].aside is Aside.HELD
+
+    def promote(self, touched: Iterable[tuple[int, Key | None]]) -> Promoted:
+        """H3. A row that somebody keeps locked is left for later, one that refuses it is recorded."""
+        promoted = Promoted()
         for shard, key in sorted(set(touched), key=repr):
-            holding = self.holding_rows(key, shard)
-            if holding and holding[0].aside is Aside.HELD:
-                self.updated(holding[0], aside=Aside.DEFERRED, due_at=self.now())
-                promoted.add(shard)
+            while key is not None and self.is_stuck(shard, key):
+                lowest = self.holding_rows(key, shard)[0]
+                if lowest.id in self.row_locks:
+                    promoted.unpromoted.append((shard, key))
+                    break
+                if lowest.id in self.unmarkable:
+                    self.put_fault(lowest.identity)
+                    promoted.faults.append(Fault(shard, lowest.seq, lowest.id, lowest.attempts, "refused"))
+                    continue
+                self.updated(lowest, aside=Aside.DEFERRED, due_at=self.now())
+                promoted.shards.add(shard)
         return promoted
+
+    def unseat(self, shard: int) -> None:
+        """An operator leaves a promotion to the shard's next owner."""
+        before = self.shards[shard]
+        self.put_shard(shard, DbShard(before.epoch + 1, floor=before.floor))
+        if before.owner is not None:
+            self.oracle.taken(shard, before.owner)
 
     # -------------------------------------------------------- sessions, crashes
 

@@ -80,16 +80,13 @@ class FakeOutbox(Settling):
         granted[self.instance, shard] = max(until, granted.get((self.instance, shard), 0.0))
 
     def _apply_policy(self, shard: int) -> None:
-        """A parked row stores whether it holds; an owner of another policy rewrites that, then H3."""
+        """A parked row stores whether it holds; an owner of another policy rewrites that. H3 follows the take-up."""
         database = self.database
-        touched = []
         for row in list(database.by_shard[shard].values()):
             if row.aside is Aside.PARKED and row.failure_class not in ("expired", "unmarkable"):
                 holds = self.parked_holds and row.key is not None
                 if row.holds != holds:
                     database.updated(row, holds=holds)
-                    touched.append((shard, row.key))
-        database.promote(touched)
 
     async def renew(self, held: Mapping[int, Held], *, available: bool) -> Renewal:
         pid = self._keeper_pid()
@@ -125,7 +122,7 @@ class FakeOutbox(Settling):
             row.due_at
             for number in mine_now
             for row in database.by_shard[number].values()
-            if row.aside in (Aside.DEFERRED, Aside.SCHEDULED) and row.due_at is not None
+            if row.aside in (Aside.DEFERRED, Aside.SCHEDULED) and row.due_at is not None and database.is_sound(row)
         ]
         return Renewal(
             renewed=frozenset(renewed),
@@ -143,7 +140,7 @@ class FakeOutbox(Settling):
         if database.was_set_back:
             return
         for row in database.by_shard[shard].values():
-            if row.seq <= floor and row.aside is None and row.sent_at is None:
+            if row.seq <= floor and row.aside is None and row.sent_at is None and database.is_sound(row):
                 database.oracle.blame(f"R5: {self.instance} stores floor {floor} of shard {shard} over {row.id}")
         for transaction in database.transactions.values():
             if not transaction.is_open:
@@ -245,6 +242,7 @@ class FakeOutbox(Settling):
                     if row.seq > above
                     and row.aside is None
                     and row.sent_at is None
+                    and database.is_sound(row)
                     and (request.beyond or row.seq <= request.last_seq)
                 ),
                 key=lambda row: row.seq,
@@ -273,7 +271,11 @@ class FakeOutbox(Settling):
 
     def _reload(self, rows: Sequence[Row]) -> Sequence[Row]:
         found = [self.database.rows.get((row.seq, row.id)) for row in rows]
-        return [self._row(row, -1) for row in found if row and row.aside is None and row.sent_at is None]
+        return [
+            self._row(row, -1)
+            for row in found
+            if row and row.aside is None and row.sent_at is None and self.database.is_sound(row)
+        ]
 
     async def due(self, cursors: Mapping[int, int], limit: int) -> Due:
         return await self._call("due", "reader", at_once(lambda: self._due(dict(cursors), limit)), cursors)
@@ -285,7 +287,7 @@ class FakeOutbox(Settling):
             row
             for shard in cursors
             for row in database.by_shard[shard].values()
-            if row.aside in (Aside.DEFERRED, Aside.SCHEDULED) and row.due_at is not None
+            if row.aside in (Aside.DEFERRED, Aside.SCHEDULED) and row.due_at is not None and database.is_sound(row)
         ]
         due = [row for row in waiting if (row.due_at or 0.0) <= now and row.seq <= cursors[row.shard]]
         due.sort(key=lambda row: (row.due_at or 0.0, row.seq))
@@ -307,11 +309,24 @@ class FakeOutbox(Settling):
         for shard in shards:
             highest: dict[Key, DbRow] = {}
             for row in sorted(self.database.by_shard[shard].values(), key=lambda each: each.seq):
-                if row.aside and row.holds and row.key is not None:
+                if row.aside and row.holds and row.key is not None and self.database.is_sound(row):
                     highest[row.key] = row
             if highest:
                 found[shard] = [self._row(row, -1) for row in list(highest.values())[:limit]]
         return found
+
+    async def stuck_keys(self, shards: Sequence[int]) -> Sequence[tuple[int, Key]]:
+        return await self._call("stuck_keys", "reader", at_once(lambda: self._stuck_keys(shards)), shards)
+
+    def _stuck_keys(self, shards: Sequence[int]) -> Sequence[tuple[int, Key]]:
+        database = self.database
+        keys = {
+            (shard, row.key) for shard in shards for row in database.by_shard[shard].values() if row.key is not None
+        }
+        stuck = [(shard, key) for shard, key in keys if database.is_stuck(shard, key)]
+        if stuck:
+            self._note("stuck", sorted(stuck))
+        return sorted(stuck)
 
     async def arm(self, wait_s: float) -> Armed:
         return await self._call("arm", "reader", self._arm(wait_s, self._sessions.get("reader")), wait_s)
@@ -356,7 +371,7 @@ class FakeOutbox(Settling):
         if database.was_set_back:
             for row in sorted(database.rows.values(), key=lambda each: -each.seq):
                 shard = database.shards[row.shard]
-                if row.seq <= shard.floor and row.aside is None and row.sent_at is None:
+                if row.seq <= shard.floor and row.aside is None and row.sent_at is None and database.is_sound(row):
                     self._note("lowers", f"floor of shard {row.shard} to {row.seq - 1} for {row.id}")
                     database.put_shard(row.shard, DbShard(shard.epoch + 1, floor=row.seq - 1))
                     if shard.owner is not None:

@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 
 from relay.core.ports import Closed
 from relay.core.settings import EngineSettings, Ordering, Unroutable
+from relay.message import Aside
 
 from .broker import BrokerOptions
 from .database import DatabaseOptions, Transaction, TransactionGone
@@ -172,7 +173,7 @@ class Weather:
     # -------------------------------------------------------- applications and the operator
 
     async def application(self) -> None:
-        """Locks and changes rows that are none of its business (S2)."""
+        """Locks and changes rows that are none of its business (S2); has triggers that refuse some rows' marks."""
         rng, database = self.rng, self.world.database
         while not self.is_over:
             await asyncio.sleep(rng.expovariate(2.0))
@@ -180,15 +181,18 @@ class Weather:
             if not pending or not database.is_up:
                 continue
             row = rng.choice(pending)
-            if row.id in database.row_locks:
+            if row.id in database.row_locks or row.id in database.unmarkable:
                 continue
-            if rng.random() < 0.5:
+            roll = rng.random()
+            if roll < 0.4:
                 database.updated(row)
                 database.commit(synchronous=database.options.others_synchronous)
-            else:
+            elif roll < 0.85 or row.aside is Aside.PARKED:
                 database.row_locks.add(row.id)
-                await asyncio.sleep(rng.choice([0.01, 0.2]))
+                await asyncio.sleep(rng.choice([0.01, 0.2, 3.0]))
                 database.row_locks.discard(row.id)
+            else:
+                database.unmarkable.add(row.id)
 
     async def operator(self) -> None:
         rng, world = self.rng, self.world

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from relay.core.ports import Setback, Settled, Settlement
+from relay.core.ports import Fault, Setback, Settled, Settlement
 from relay.message import Aside, Key, Row
 
 from .wire import Statement, Wait, Wire, ids
@@ -63,7 +63,8 @@ class Settling(Wire):
             if row.shard in lost:
                 continue
             stored = database.rows.get((row.seq, row.id))
-            if stored is not None and stored.ctid == row.ctid and not database.has_blocker(stored):
+            is_same = stored is not None and stored.ctid == row.ctid and stored.sent_at is None
+            if is_same and stored is not None and not database.has_blocker(stored):
                 settled.unblocked.append(row)
             else:
                 self._move(row, settled, touched, aside=Aside.HELD, holds=True, due_at=None)
@@ -71,7 +72,11 @@ class Settling(Wire):
             if row.shard not in lost:
                 due_at = (row.rare or {})["available_at"]
                 self._move(row, settled, touched, aside=Aside.SCHEDULED, holds=False, due_at=due_at)
-        settled.promoted = database.promote(touched)
+        touched += [(shard, key) for shard, key in settlement.promotions if shard not in lost]
+        promoted = database.promote(touched)
+        settled.promoted = promoted.shards
+        settled.unpromoted = promoted.unpromoted
+        settled.faults.extend(promoted.faults)
         database.commit(
             synchronous=database.options.settle_synchronous,
             undone=(lambda: database.oracle.marks_lost(unsent)) if unsent else None,
@@ -82,7 +87,8 @@ class Settling(Wire):
             f"{[(each.row.id, str(each.aside), each.attempts) for each in settlement.setbacks]} "
             f"followers {ids(settlement.followers)} tested {ids(settlement.tested)} "
             f"scheduled {ids(settlement.scheduled)} lost {sorted(lost)} "
-            f"changed {ids(settled.changed)} unblocked {ids(settled.unblocked)}",
+            f"changed {ids(settled.changed)} unblocked {ids(settled.unblocked)} locked {ids(settled.locked)} "
+            f"unpromoted {settled.unpromoted} faults {[each.id for each in settled.faults]}",
         )
         return settled
 
@@ -96,6 +102,9 @@ class Settling(Wire):
                 return
             if stored.aside is not None:
                 touched.append((stored.shard, stored.key))
+            if stored.id in database.unmarkable:
+                self._fault(row, settled, touched)
+                return
             database.oracle.sent(self.instance, row.id, row.seq)
             unsent.append(row.id)
             if database.options.delete_sent:
@@ -123,15 +132,23 @@ class Settling(Wire):
     def _move(self, row: Row, settled: Settled, touched: Touched, **changes: object) -> bool:
         """By ctid and seq only: a miss means that somebody changed the row."""
         stored = self.database.rows.get((row.seq, row.id))
-        if (
-            stored is None
-            or stored.ctid != row.ctid
-            or stored.sent_at is not None
-            or stored.id in self.database.row_locks
-        ):
+        if stored is None or stored.ctid != row.ctid or stored.sent_at is not None:
             settled.changed.append(row)
+            return False
+        if stored.id in self.database.row_locks:
+            settled.locked.append(row)
+            return False
+        if stored.id in self.database.unmarkable:
+            self._fault(row, settled, touched)
             return False
         self.database.updated(stored, **changes)
         touched.append((stored.shard, stored.key))
         settled.done.append(row)
         return True
+
+    def _fault(self, row: Row, settled: Settled, touched: Touched) -> None:
+        """A trigger refuses the row's change: recorded beside it, holding nothing."""
+        self.database.put_fault((row.seq, row.id))
+        touched.append((row.shard, row.key))
+        settled.faults.append(Fault(row.shard, row.seq, row.id, row.attempts + 1, "refused"))
+        settled.done.append(row)

@@ -204,14 +204,30 @@ class World:
                 self.oracle.discarded(row.id)
             else:
                 database.updated(row, aside=Aside.DEFERRED, holds=row.key is not None, due_at=database.now())
-        database.promote((row.shard, row.key) for row in done)
+        self._promote(done)
         database.commit(synchronous=True)
         self.history.note("operator", act, [row.id for row in done])
         database.ring()
         return [row.id for row in done]
 
+    def _promote(self, done: list[DbRow]) -> None:
+        """H3. What an operator cannot promote, for it is locked or refuses it, is the shard's next owner's."""
+        database = self.database
+        for row in done:
+            if row.key is None or not database.is_stuck(row.shard, row.key):
+                continue
+            lowest = database.holding_rows(row.key, row.shard)[0]
+            if lowest.id in database.row_locks or lowest.id in database.unmarkable:
+                database.unseat(row.shard)
+            else:
+                database.promote([(row.shard, row.key)])
+
     def parked(self) -> list[DbRow]:
-        return [row for row in self.database.rows.values() if row.aside is Aside.PARKED]
+        """Those that an operator can change."""
+        database = self.database
+        return [
+            row for row in database.rows.values() if row.aside is Aside.PARKED and row.id not in database.unmarkable
+        ]
 
     def pause(self, on: bool) -> None:
         if self.database.is_up:
@@ -250,7 +266,9 @@ class World:
     # -------------------------------------------------------- the end
 
     def unfinished(self) -> list[DbRow]:
-        return sorted((row for row in self.database.rows.values() if row.sent_at is None), key=lambda each: each.seq)
+        database = self.database
+        left = (row for row in database.rows.values() if row.sent_at is None and database.is_sound(row))
+        return sorted(left, key=lambda each: each.seq)
 
     async def drain(self, timeout_s: float = 120.0) -> None:
         """No more faults: every committed row becomes sent, or is parked and discarded by the operator.
@@ -265,7 +283,7 @@ class World:
                 continue
             if stored is None and not entry.is_sent:
                 self.oracle.blame(f"I1: {entry.id} (seq {entry.seq}) is gone from the table")
-            elif stored is not None and stored.sent_at is None:
+            elif stored is not None and stored.sent_at is None and self.database.is_sound(stored):
                 self.oracle.blame(f"I1: {entry.id} (seq {entry.seq}) is still {stored.aside or 'pending'}")
             elif entry.copies == 0:
                 self.oracle.blame(f"I1: {entry.id} (seq {entry.seq}) was never delivered")
