@@ -225,6 +225,7 @@ class Weather:
             self._pause,
             self._start,
             self._no_exchange,
+            self._unseat,
         ]
         chosen = rng.sample(kinds, rng.randint(1, 5))
         rate = rng.choice([0.3, 1.0, 3.0])
@@ -331,6 +332,13 @@ class Weather:
     async def _unbind(self) -> None:
         self.world.rabbit.route("flaky", False)
         self._later(self._span(), lambda: self.world.rabbit.route("flaky", True))
+
+    async def _unseat(self) -> None:
+        database = self.world.database
+        if database.is_up:
+            shard = self.rng.randrange(database.options.shards_used)
+            if not database.key_share[shard] and shard not in database.exclusive:
+                self.world.unseat(shard)
 
     async def _pause(self) -> None:
         self.world.pause(True)

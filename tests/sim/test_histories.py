@@ -13,7 +13,7 @@ from relay.core.ports import Check, Page, PageRequest, Settlement
 from relay.core.settings import EngineSettings, Ordering, Unroutable
 
 from .broker import BrokerOptions
-from .database import DatabaseOptions, DbShard
+from .database import DatabaseOptions
 from .loop import run_virtual
 from .oracle import Outcome
 from .wire import Call
@@ -119,15 +119,6 @@ async def is_sent(world: World, id_: str) -> None:
 
 async def owns(world: World, relay: Relay, shard: int = 0) -> None:
     await world.until(lambda: world.database.shards[shard].owner == relay.name, what=f"{relay.name} owns {shard}")
-
-
-def unseat(world: World, shard: int) -> None:
-    """Raise the epoch and clear the owner, as lowering a floor does."""
-    before = world.database.shards[shard]
-    world.database.put_shard(shard, DbShard(before.epoch + 1, floor=before.floor))
-    world.database.commit(synchronous=True)
-    if before.owner is not None:
-        world.oracle.taken(shard, before.owner)
 
 
 # ---------------------------------------------------------------- reading
@@ -720,7 +711,7 @@ def test_p3_an_orphan_is_not_its_rows_successor() -> None:
         (a,) = world.add("a")
         await in_flight(world, a)
         epoch = world.database.shards[0].epoch
-        unseat(world, 0)
+        world.unseat(0)
         await world.until(lambda: world.database.shards[0].epoch == epoch + 2, what="claimed again")
         await passes(world, "page", when=brings(a))
         await asyncio.sleep(2.0)
@@ -742,7 +733,7 @@ def test_p3_an_orphans_confirm_settles_nothing() -> None:
         world.rabbit.scripted.extend([Outcome.RETURNED, Outcome.ACKED])
         (a,) = world.add("a")
         await in_flight(world, a)
-        unseat(world, 0)
+        world.unseat(0)
         await passes(world, "page", when=brings(a))
         world.rabbit.mute(False)
         await is_sent(world, a)

@@ -15,7 +15,7 @@ from relay.core.settings import EngineSettings
 from relay.message import Aside
 
 from .broker import BrokerOptions, FakeBroker, Rabbit
-from .database import Database, DatabaseOptions, DbRow, Transaction, TransactionGone
+from .database import Database, DatabaseOptions, DbRow, DbShard, Transaction, TransactionGone
 from .harness import Program
 from .loop import Life, Process, VirtualLoop
 from .oracle import History, Oracle, Rules
@@ -228,6 +228,15 @@ class World:
         return [
             row for row in database.rows.values() if row.aside is Aside.PARKED and row.id not in database.unmarkable
         ]
+
+    def unseat(self, shard: int) -> None:
+        """Raise the epoch and clear the owner, as lowering a floor does (R5)."""
+        before = self.database.shards[shard]
+        self.history.note("operator", "unseats", f"{before.owner} of shard {shard}")
+        self.database.put_shard(shard, DbShard(before.epoch + 1, floor=before.floor))
+        self.database.commit(synchronous=True)
+        if before.owner is not None:
+            self.oracle.taken(shard, before.owner)
 
     def pause(self, on: bool) -> None:
         if self.database.is_up:
