@@ -548,6 +548,29 @@ async def test_a_missing_right_is_said(database: asyncpg.Connection, role_settin
     assert refused.value.hint == f"grant what is missing: relay migrate --role operator_{os.getpid()}"
 
 
+@pytest.mark.parametrize(("rate", "waits"), [(None, [0.5, 0.5]), (1000.0, [0.5, 0.5]), (100.0, [5.0 - 0.5, 5.0 - 0.5])])
+async def test_a_batch_leaves_the_shards_as_long_as_it_took(
+    monkeypatch: pytest.MonkeyPatch, rate: float | None, waits: list[float]
+) -> None:
+    """Without the pause a large redrive locks shards all the time, and their renewals starve."""
+    now = 100.0
+    slept: list[float] = []
+
+    async def sleep(seconds: float) -> None:
+        nonlocal now
+        now += seconds
+        slept.append(seconds)
+
+    monkeypatch.setattr(parked.time, "monotonic", lambda: now)
+    monkeypatch.setattr(parked.asyncio, "sleep", sleep)
+    pace = parked._Pace(rate)
+    for _ in range(3):
+        await pace.begin(500)
+        now += 0.5
+        pace.end()
+    assert slept == waits
+
+
 # ---------------------------------------------------------------- ends
 
 
