@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 from hypothesis import settings
 from hypothesis import strategies as st
-from hypothesis.stateful import Bundle, RuleBasedStateMachine, precondition, rule
+from hypothesis.stateful import RuleBasedStateMachine, precondition, rule
 
 from relay.core.ports import Check, Page, PageRequest, Writer
 from relay.core.reading import Reading
@@ -195,11 +195,13 @@ class Transaction:
     """A seq whose row is not written yet: a slow trigger."""
     seqs: list[tuple[int, int]] = field(default_factory=list)
     """(seq, shard) of its rows."""
-    is_locked: bool = True
     is_open: bool = True
+    is_prepared: bool = False
 
 
 SHARDS = (0, 1)
+DICE = st.integers(0, 9)
+"""Hypothesis draws its rules evenly; a history in which all is lost at every turn shows nothing."""
 
 
 class Histories(RuleBasedStateMachine):
@@ -208,8 +210,6 @@ class Histories(RuleBasedStateMachine):
 
     A check takes S and the writers at two instants; a page is sent, runs and arrives at three.
     """
-
-    transactions = Bundle("transactions")
 
     def __init__(self) -> None:
         super().__init__()
@@ -236,45 +236,63 @@ class Histories(RuleBasedStateMachine):
 
     # -------------------------------------------------------- writers
 
-    @rule(target=transactions)
-    def begin(self) -> Transaction:
+    @precondition(lambda self: len(self.alive) < 4)
+    @rule(steps=st.integers(0, 3), shard=st.sampled_from(SHARDS))
+    def begin(self, steps: int, shard: int) -> None:
         self.backends += 1
-        transaction = Transaction(f"3/{self.backends}")
-        self.alive.append(transaction)
-        return transaction
+        self.alive.append(Transaction(f"3/{self.backends}"))
+        for _ in range(steps):
+            self.go_on(self.alive[-1], shard, True)
 
-    @rule(transaction=transactions)
+    @precondition(lambda self: bool(self.alive))
+    @rule(number=st.integers(0, 3), shard=st.sampled_from(SHARDS), commits=st.sampled_from([True, True, False]))
+    def one_goes_on(self, number: int, shard: int, commits: bool) -> None:
+        self.go_on(self.alive[number % len(self.alive)], shard, commits)
+
+    @precondition(lambda self: bool(self.alive))
+    @rule(number=st.integers(0, 3), shard=st.sampled_from(SHARDS))
+    def one_inserts_again(self, number: int, shard: int) -> None:
+        transaction = self.alive[number % len(self.alive)]
+        if transaction.is_open and not transaction.is_prepared:
+            self.draw(transaction)
+            self.write(transaction, shard)
+
+    @precondition(lambda self: bool(self.alive))
+    @rule(number=st.integers(0, 3))
+    def one_prepares(self, number: int) -> None:
+        """Another virtual id, the same xid."""
+        transaction = self.alive[number % len(self.alive)]
+        if transaction.is_open and transaction.xid is not None and transaction.drawn is None:
+            transaction.is_prepared = True
+            transaction.vxid = f"-1/{transaction.xid}"
+
+    def go_on(self, transaction: Transaction, shard: int, commits: bool) -> None:
+        """The lock, a seq, the row, COMMIT or ROLLBACK (visible at once), the lock's release."""
+        if not transaction.is_open:
+            self.alive.remove(transaction)
+        elif transaction.drawn is not None:
+            self.write(transaction, shard)
+        elif not transaction.seqs:
+            self.draw(transaction)
+        else:
+            self.end(transaction, commits)
+
     def draw(self, transaction: Transaction) -> None:
-        if transaction.is_open and transaction.drawn is None and not transaction.vxid.startswith("-1/"):
+        if transaction.drawn is None:
             self.sequence += 1
             self.tick += 1
             transaction.drawn = self.sequence
             self.drawn_at[self.sequence] = self.tick
 
-    @rule(transaction=transactions, shard=st.sampled_from(SHARDS))
     def write(self, transaction: Transaction, shard: int) -> None:
-        if transaction.is_open and transaction.drawn is not None:
-            if transaction.xid is None:
-                transaction.xid = self.next_xid
-                self.next_xid += 1
-            transaction.seqs.append((transaction.drawn, shard))
-            transaction.drawn = None
+        assert transaction.drawn is not None
+        if transaction.xid is None:
+            transaction.xid = self.next_xid
+            self.next_xid += 1
+        transaction.seqs.append((transaction.drawn, shard))
+        transaction.drawn = None
 
-    @rule(transaction=transactions, shard=st.sampled_from(SHARDS), is_released=st.booleans())
-    def insert_and_commit(self, transaction: Transaction, shard: int, is_released: bool) -> None:
-        self.draw(transaction)
-        self.write(transaction, shard)
-        self.end(transaction, True, is_released)
-
-    @rule(transaction=transactions)
-    def prepare(self, transaction: Transaction) -> None:
-        if transaction.is_open and transaction.xid is not None and transaction.drawn is None:
-            transaction.vxid = f"-1/{transaction.xid}"
-
-    @rule(transaction=transactions, commits=st.booleans(), is_released=st.booleans())
-    def end(self, transaction: Transaction, commits: bool, is_released: bool) -> None:
-        if not transaction.is_open or (commits and transaction.drawn is not None):
-            return
+    def end(self, transaction: Transaction, commits: bool) -> None:
         transaction.is_open = False
         self.tick += 1
         if commits:
@@ -282,14 +300,6 @@ class Histories(RuleBasedStateMachine):
                 self.pending[seq] = shard
                 self.shard_of[seq] = shard
                 self.committed_at[seq] = self.tick
-        if is_released:
-            self.release(transaction)
-
-    @rule(transaction=transactions)
-    def release(self, transaction: Transaction) -> None:
-        """The lock goes after the row became visible."""
-        if not transaction.is_open and transaction in self.alive:
-            self.alive.remove(transaction)
 
     # -------------------------------------------------------- the reader
 
@@ -304,6 +314,22 @@ class Histories(RuleBasedStateMachine):
         assert self.check_s is not None
         self.reading.on_check(Check(self.check_s, [Writer(each.vxid, each.xid) for each in self.alive], 0.0))
         self.check_s = None
+
+    @precondition(lambda self: self.check_s is None and self.request is None)
+    @rule()
+    def checks(self) -> None:
+        self.check_begins()
+        self.check_ends()
+
+    @precondition(lambda self: self.check_s is None and self.request is None and self.reading.last_seq is not None)
+    @rule(limit=st.sampled_from([1, 2, 50]), is_checked=st.booleans())
+    def reads(self, limit: int, is_checked: bool) -> None:
+        if is_checked:
+            self.checks()
+        self.page_is_sent(SHARDS, limit)
+        if self.request is not None:
+            self.page_runs()
+            self.page_arrives()
 
     @precondition(lambda self: self.check_s is None and self.request is None and self.reading.last_seq is not None)
     @rule(shards=st.sampled_from([(0,), (1,), (0, 1)]), limit=st.sampled_from([1, 2, 50]))
@@ -352,19 +378,19 @@ class Histories(RuleBasedStateMachine):
             self.memory.add(seq)
             self.ever_read.add(seq)
 
-    @precondition(lambda self: self.request is not None and self.page is None)
-    @rule()
     def page_is_refused(self) -> None:
         self.reading.void_page()
         self.request = None
 
     @precondition(lambda self: bool(self.memory))
-    @rule(data=st.data())
-    def settle(self, data: st.DataObject) -> None:
-        seq = data.draw(st.sampled_from(sorted(self.memory)))
-        del self.pending[seq]
-        self.memory.discard(seq)
-        self.reading.note_settled([seq])
+    @rule(are_all=st.booleans(), renews=st.booleans())
+    def settle(self, are_all: bool, renews: bool) -> None:
+        for seq in sorted(self.memory) if are_all else [min(self.memory)]:
+            del self.pending[seq]
+            self.memory.discard(seq)
+            self.reading.note_settled([seq])
+        if renews:
+            self.renew()
 
     @rule()
     def renew(self) -> None:
@@ -380,7 +406,21 @@ class Histories(RuleBasedStateMachine):
             assert floor < min(unread, default=floor + 1), f"floor {floor} of shard {shard} passes {min(unread)} (R5)"
             self.floors[shard] = floor
 
-    @rule(shard=st.sampled_from(SHARDS))
+    @rule(
+        what=st.sampled_from(["refused", "shard", "session"]), shards=st.sampled_from([(0,), (1,), (0, 1)]), dice=DICE
+    )
+    def misfortune(self, what: str, shards: tuple[int, ...], dice: int) -> None:
+        if dice != 5:
+            return
+        match what:
+            case "refused":
+                if self.request is not None and self.page is None:
+                    self.page_is_refused()
+            case "shard":
+                self.shard_is_lost(shards[0])
+            case "session":
+                self.session_is_lost(shards)
+
     def shard_is_lost(self, shard: int) -> None:
         if shard in self.reading.cursors:
             self.reading.drop_shard(shard)
@@ -391,11 +431,12 @@ class Histories(RuleBasedStateMachine):
         if shard not in self.reading.cursors and self.check_s is None:
             self.reading.add_shard(shard, self.floors[shard])
 
-    @rule()
-    def session_is_lost(self) -> None:
+    def session_is_lost(self, shards: tuple[int, ...]) -> None:
         self.reading.reset()
         self.memory.clear()
         self.check_s = self.request = self.page = None
+        for shard in shards:
+            self.reading.add_shard(shard, self.floors[shard])
 
     # -------------------------------------------------------- the end
 
@@ -406,9 +447,10 @@ class Histories(RuleBasedStateMachine):
             self.page_is_refused()
         if self.check_s is not None:
             self.check_ends()
-        for transaction in list(self.alive):
-            self.end(transaction, transaction.drawn is None, True)
-            self.release(transaction)
+        for transaction in self.alive:
+            if transaction.is_open:
+                self.end(transaction, transaction.drawn is None)
+        self.alive.clear()
         for shard in SHARDS:
             self.shard_is_claimed(shard)
         for _ in range(2):
@@ -426,4 +468,4 @@ class Histories(RuleBasedStateMachine):
 
 
 TestHistories = Histories.TestCase
-TestHistories.settings = settings(max_examples=150, stateful_step_count=40, deadline=None)
+TestHistories.settings = settings(max_examples=300, stateful_step_count=50, deadline=None)
