@@ -9,12 +9,13 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 
-from relay.core.ladder import nack_backoff, next_step, reconnect_backoff
-from relay.core.ports import Broker, Closed, Publication, Rejection, Returned, Setback
-from relay.core.settings import Ordering, Unroutable
+from relay.core.failures import Failure, classify, judge, may_hold
+from relay.core.ladder import nack_backoff, reconnect_backoff
+from relay.core.ports import Broker, Closed, Link, Publication, Rejection, Returned, Setback
 from relay.engine import Engine, Signal
 from relay.errors import BrokerError, BrokerRefused, ExchangeMissing
 from relay.message import Aside, Row, State
+from relay.quarantine import Quarantine
 
 TURN_ROWS = 256
 """Rows a turn of the loop: encoding them takes a few milliseconds at most."""
@@ -34,6 +35,9 @@ class Publisher:
     def __init__(self, engine: Engine, broker: Broker) -> None:
         self._engine = engine
         self._broker = broker
+        self._quarantine = Quarantine(engine)
+        self._is_exchange_refused = False
+        """The last link was closed over the configured exchange, and no confirm came since."""
         self._closed = Signal()
         self._last_progress_at = 0.0
         self._rebuild_after_s = STALL_REBUILD_FACTOR * engine.settings.confirm_timeout_s
@@ -67,9 +71,11 @@ class Publisher:
             engine.to_publish.set()
             engine.to_renew.set()
             connected_at = engine.clock.now()
+            acked_before = engine.metrics.published["acked"]
             await self._closed.wait(None)
             # A link that lived for a while is no storm; one that closes at once is.
-            failures = 0 if engine.clock.now() - connected_at > 10.0 else failures + 1
+            has_worked = engine.clock.now() - connected_at > 10.0 or engine.metrics.published["acked"] > acked_before
+            failures = 1 if has_worked else failures + 1
             engine.metrics.reconnects["broker"] += 1
             await engine.clock.sleep(reconnect_backoff(failures, engine.random.random()))
 
@@ -79,7 +85,8 @@ class Publisher:
         engine.metrics.connected["broker"] = True
         engine.metrics.backpressure.set("broker_down", False, engine.clock.now())
         engine.readiness.remove("broker")
-        engine.readiness.remove("exchange")
+        if not self._is_exchange_refused:
+            engine.readiness.remove("exchange")
         engine.log.info("broker_connected")
 
     def _note_down(self, error: BrokerError, failures: int) -> None:
@@ -123,9 +130,11 @@ class Publisher:
         room = min(window, TURN_ROWS, self._allowance(now))
         pressure = engine.metrics.backpressure
         pressure.set("in_flight", window <= 0 and chains.ready > 0, now)
-        if room <= 0 or not chains.ready:
+        if room > 0 and self._probe(link, now):
+            room -= 1
+        if room <= 0 or not chains.ready or self._quarantine.is_alone(now):
             wait_s = self._until_backoff(now)
-            if window > 0 and chains.ready and engine.settings.rate_max:
+            if window > 0 and (chains.ready or self._quarantine) and engine.settings.rate_max:
                 return 1.0 / engine.settings.rate_max
             return wait_s
         batch = chains.take(room, TURN_BYTES, engine.leases.writable(now))
@@ -134,6 +143,7 @@ class Publisher:
             if apart:
                 chains.set_apart(apart)
                 batch = [row for row in batch if row.state is State.IN_FLIGHT]
+        batch = self._quarantine.without_suspects(batch)
         if chains.wanted:
             engine.to_read.set()
         if not batch:
@@ -148,13 +158,27 @@ class Publisher:
             return self._until_backoff(now)
         return 0.0 if chains.ready else self._until_backoff(now)
 
+    def _probe(self, link: Link, now: float) -> bool:
+        """Try the next suspect, if there is one; whether it is in flight."""
+        row = self._quarantine.next(link, now)
+        if row is None:
+            return False
+        if link.in_flight == 0:
+            self._last_progress_at = now
+        publication = link.probe(row)
+        self._quarantine.take(row, publication)
+        self._tokens -= publication.taken
+        for rejection in publication.rejected:
+            self._fail(rejection)
+        return publication.taken > len(publication.rejected)
+
     def _take_publication(self, batch: Sequence[Row], publication: Publication) -> None:
         engine = self._engine
         self._tokens -= publication.taken
         if publication.taken < len(batch):
             engine.chains.untake(batch[publication.taken :])
         for rejection in publication.rejected:
-            self._reject(rejection)
+            self._fail(rejection)
 
     def _until_backoff(self, now: float) -> float | None:
         due = self._engine.chains.next_backoff()
@@ -176,6 +200,9 @@ class Publisher:
 
     def on_acked(self, rows: Sequence[Row]) -> None:
         engine = self._engine
+        if self._is_exchange_refused:
+            self._is_exchange_refused = False
+            engine.readiness.remove("exchange")
         confirmed = engine.chains.on_confirmed(rows)
         self._note_outcome("acked", len(rows))
         if len(confirmed) < len(rows):
@@ -222,7 +249,7 @@ class Publisher:
                     Setback(
                         row,
                         Aside.DEFERRED,
-                        self._holds(row),
+                        may_hold(row, engine.settings),
                         NACK_DEFERRAL_S,
                         row.attempts,
                         "nacked",
@@ -241,14 +268,7 @@ class Publisher:
             if back.row.state is not State.IN_FLIGHT:
                 engine.chains.offer_again()
                 continue
-            self._fail(
-                back.row,
-                "unroutable",
-                back.error,
-                back.exchange,
-                back.routing_key,
-                parks=engine.settings.on_unroutable is Unroutable.PARK,
-            )
+            self._fail(Rejection(back.row, Failure.UNROUTABLE, back.error, back.exchange, back.routing_key))
         # The window has room, and an orphan may have kept its row back.
         engine.to_publish.set()
 
@@ -269,6 +289,29 @@ class Publisher:
     def on_writable(self) -> None:
         self._engine.to_publish.set()
 
+    def on_suspected(self, rows: Sequence[Row], error: str, *, alone: bool) -> None:
+        self._note_outcome("lost", len(rows))
+        self._quarantine.suspect(rows, error, alone=alone)
+
+    def on_passed(self, row: Row) -> None:
+        self._last_progress_at = self._engine.clock.now()
+        self._quarantine.clear(row)
+
+    def on_refused(self, refusal: Rejection, lost: Sequence[Row]) -> None:
+        engine = self._engine
+        self._note_outcome("lost", 1 + len(lost))
+        self._quarantine.clear(refusal.row)
+        if engine.is_stopping:
+            engine.chains.finish([row for row in lost if row.state is State.IN_FLIGHT])
+        else:
+            engine.chains.on_lost(lost)
+        if refusal.row.state is State.IN_FLIGHT:
+            self._fail(refusal)
+        # An orphan may have kept its row back.
+        engine.chains.offer_again()
+        engine.to_publish.set()
+        engine.changed.set()
+
     def on_closed(self, lost: Sequence[Row], closed: Closed, error: str) -> None:
         engine = self._engine
         self._note_outcome("lost", len(lost))
@@ -278,7 +321,10 @@ class Publisher:
         if engine.is_stopping:
             engine.chains.finish([row for row in lost if row.state is State.IN_FLIGHT])
         else:
-            engine.chains.on_lost(lost)
+            engine.chains.on_lost(self._quarantine.lose(lost))
+        if closed is Closed.EXCHANGE:
+            self._is_exchange_refused = True
+            engine.readiness.add("exchange", error)
         engine.broker_lost_at = engine.clock.now()
         engine.metrics.connected["broker"] = False
         if not engine.is_stopping:
@@ -308,35 +354,31 @@ class Publisher:
 
     # ------------------------------------------------------------ failures
 
-    def _holds(self, row: Row) -> bool:
-        return row.key is not None and self._engine.settings.ordering is not Ordering.NONE
-
-    def _reject(self, rejection: Rejection) -> None:
-        """The row was not sent because it cannot be: it parks at once, but for a route that may come yet."""
-        self._fail(
-            rejection.row,
-            rejection.reason,
-            rejection.error,
-            rejection.exchange,
-            rejection.routing_key,
-            parks=rejection.reason != "refused",
-        )
-
-    def _fail(self, row: Row, reason: str, error: str, exchange: str, routing_key: str, *, parks: bool) -> None:
+    def _fail(self, failed: Rejection) -> None:
         engine = self._engine
-        settings = engine.settings
-        step = next_step(row.attempts, settings.retry_delays_s, engine.random.random())
-        is_old = settings.age_max_s is not None and engine.database_time.now() - row.created_at > settings.age_max_s
-        if not parks and is_old:
-            reason = "max_age"
-        if parks or is_old or step.delay_s is None:
-            aside = Aside.PARKED
-            # An expired row is nobody's hurry any more (CONTRACT §5).
-            holds = self._holds(row) and settings.holds_when_parked and reason != "expired"
-            delay_s = 0.0
-        else:
-            aside, holds, delay_s = Aside.DEFERRED, self._holds(row), step.delay_s
-        engine.set_back(Setback(row, aside, holds, delay_s, step.attempts, reason, error, exchange, routing_key))
+        row = failed.row
+        age_s = engine.database_time.now() - row.created_at if engine.database_time.is_known else None
+        verdict = judge(
+            row,
+            classify(failed.reason),
+            engine.settings,
+            is_final=failed.is_final,
+            age_s=age_s,
+            roll=engine.random.random(),
+        )
+        engine.set_back(
+            Setback(
+                row,
+                verdict.aside,
+                verdict.holds,
+                verdict.delay_s,
+                verdict.attempts,
+                verdict.failure,
+                failed.error,
+                failed.exchange,
+                failed.routing_key,
+            )
+        )
 
     # ------------------------------------------------------------ a mute broker
 

@@ -23,7 +23,7 @@ from yarl import URL
 
 from relay import __version__
 from relay.broker.encode import Encoder
-from relay.broker.exchanges import Exchanges
+from relay.broker.exchanges import Exchanges, Forbidden
 from relay.broker.link import AmqpLink
 from relay.broker.wire import Wire, WireFactory
 from relay.core.ports import LinkListener
@@ -74,6 +74,7 @@ class AmqpBroker:
         self._is_mandatory = is_mandatory
         self._connection_name = connection_name
         self._size_limit: tuple[int, float] | None = None
+        self._forbidden = Forbidden()
 
     async def connect(self, listener: LinkListener, payload_type: PayloadType) -> AmqpLink:
         """A link over the first URL that works.
@@ -153,16 +154,19 @@ class AmqpBroker:
         assert wire is not None, "connected"
         if wire.lost is not None:
             raise BrokerUnavailable(wire.lost)
-        encoder = Encoder(
-            self._router,
-            channel=channel,
-            frame_max=connection.connection_tune.frame_max,
-            payload_type=payload_type,
-            envelope_name=self._envelope_name,
-            source=self._source,
-            is_mandatory=self._is_mandatory,
-            body_bytes_max=self._body_bytes_max(),
-        )
+
+        def encoder(number: int) -> Encoder:
+            return Encoder(
+                self._router,
+                channel=number,
+                frame_max=connection.connection_tune.frame_max,
+                payload_type=payload_type,
+                envelope_name=self._envelope_name,
+                source=self._source,
+                is_mandatory=self._is_mandatory,
+                body_bytes_max=self._body_bytes_max(),
+            )
+
         return AmqpLink(
             connection,
             wire,
@@ -170,6 +174,7 @@ class AmqpBroker:
             listener,
             channel=channel,
             constant_exchange=self._router.constant_exchange,
+            forbidden=self._forbidden,
             database_now=self._database_now,
             on_size_limit=self._learn_size_limit,
         )

@@ -161,6 +161,10 @@ class Encoder:
             )
         )
 
+    def limit_body(self, bytes_max: int) -> None:
+        """The broker takes no larger body than this."""
+        self._body_bytes_max = bytes_max
+
     def route_of(self, row: Row) -> tuple[str, str]:
         """(exchange, routing key) of a row, for a report; empty where it has none."""
         try:

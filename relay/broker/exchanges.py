@@ -1,4 +1,4 @@
-"""Which exchanges exist: asked on a channel of its own, remembered for the life of a connection.
+"""Which exchanges exist and take messages: asked on a channel of its own, remembered for the life of a connection.
 
 A publish to an exchange that does not exist closes the channel, with everybody's unconfirmed messages on it.
 So a name that comes from a row is declared passively first, on a side channel that nobody else suffers with.
@@ -6,6 +6,9 @@ So a name that comes from a row is declared passively first, on a side channel t
     unknown --ask--> asked --exists--> known (until pushed out by newer names)
                        |----refused--> refused, for a few seconds (someone may create it)
                        '----no answer--> unknown, told after a second's pause
+
+That a known one takes no messages (it is internal, or the user may not write there) shows only when the broker
+closes a channel over it. It is then refused for a few seconds as well, on later connections too.
 """
 
 from __future__ import annotations
@@ -27,6 +30,20 @@ _NAMES_MAX: Final = 1000
 _CODES: Final = {error: code for code, error in EXCEPTION_MAPPING.items()}
 
 
+class Forbidden:
+    """Exchanges that exist and refused a message, over all connections of a broker."""
+
+    def __init__(self) -> None:
+        self._refused: dict[str, tuple[float, str]] = {}
+
+    def add(self, name: str, text: str) -> None:
+        _refuse(self._refused, name, text)
+
+    def refusal(self, name: str) -> str | None:
+        """The broker's words, while they are fresh."""
+        return _fresh(self._refused, name)
+
+
 class Exchanges:
     """The exchanges of one connection. `on_answer` is called, from the loop, when a name that was asked for
     has a verdict, or may be asked for again."""
@@ -34,7 +51,6 @@ class Exchanges:
     def __init__(self, connection: Connection, on_answer: Callable[[], None]) -> None:
         self._connection = connection
         self._on_answer = on_answer
-        self._clock = asyncio.get_running_loop().time
         self._known: dict[str, None] = {}
         self._refused: dict[str, tuple[float, str]] = {}
         self._asked: dict[str, asyncio.Task[None]] = {}
@@ -43,11 +59,8 @@ class Exchanges:
         """True: it exists. A text: the broker's refusal. False: not known yet, `on_answer` will follow."""
         if name in self._known:
             return True
-        if name in self._refused:
-            until, text = self._refused[name]
-            if self._clock() < until:
-                return text
-            del self._refused[name]
+        if (text := _fresh(self._refused, name)) is not None:
+            return text
         if name not in self._asked:
             self._asked[name] = asyncio.get_running_loop().create_task(self._ask(name))
         return False
@@ -65,6 +78,10 @@ class Exchanges:
         self._remember(name)
         return None
 
+    def forget(self, name: str) -> None:
+        """It is gone, as another answer shows."""
+        self._known.pop(name, None)
+
     def close(self) -> None:
         """Stop asking; no answer follows."""
         for task in self._asked.values():
@@ -81,7 +98,7 @@ class Exchanges:
             await asyncio.sleep(_PAUSE_S)
         else:
             if text is not None:
-                self._refuse(name, text)
+                _refuse(self._refused, name, text)
         del self._asked[name]
         self._on_answer()
 
@@ -90,10 +107,21 @@ class Exchanges:
             del self._known[next(iter(self._known))]
         self._known[name] = None
 
-    def _refuse(self, name: str, text: str) -> None:
-        if len(self._refused) >= _NAMES_MAX:
-            del self._refused[next(iter(self._refused))]
-        self._refused[name] = (self._clock() + _REFUSAL_AGE_S, text)
+
+def _refuse(refused: dict[str, tuple[float, str]], name: str, text: str) -> None:
+    if len(refused) >= _NAMES_MAX:
+        del refused[next(iter(refused))]
+    refused[name] = (asyncio.get_running_loop().time() + _REFUSAL_AGE_S, text)
+
+
+def _fresh(refused: dict[str, tuple[float, str]], name: str) -> str | None:
+    if name not in refused:
+        return None
+    until, text = refused[name]
+    if asyncio.get_running_loop().time() < until:
+        return text
+    del refused[name]
+    return None
 
 
 def refusal(error: ChannelClosed) -> str:

@@ -1,20 +1,22 @@
 """One life of a connection to RabbitMQ: rows in as encoded frames, outcomes out.
 
-Owns: the confirm window of the publishing channel, what may be written when, and the outcome of each row.
+Owns: the confirm window of the publishing channel, what may be written when, the outcome of each row, and who is
+suspected when the broker closes (the probes' channel is that of `probes`).
 
     open --broker closes over a publish--> closed (REFUSED)
+      |----the same over a probe, on its channel--> open
       |----cut, heartbeat missed, server stops, protocol broken, close()--> closed (CONNECTION)
 
 Invariants: each published row gets one outcome: acked, nacked, returned, or lost when the link closes.
 Outcomes are told in the broker's order, one call per kind for what one read of the socket brought; never from
-within `publish`. Nothing is written while the broker blocks us: such messages would sit in its socket unread,
+within `publish`. A close over a publish leaves the rows that its text may mean as suspects, or, where there is one
+only, refused; where it names the constant exchange, the configuration is at fault and no row is. Nothing is written while the broker blocks us: such messages would sit in its socket unread,
 and ours would be a growing buffer.
 """
 
 from __future__ import annotations
 
 import asyncio
-import re
 from collections.abc import Callable, Sequence
 from enum import Enum, auto
 from typing import Final
@@ -23,23 +25,17 @@ from aiormq import Connection
 from aiormq.exceptions import AMQPError
 
 from relay.broker.encode import Encoder
-from relay.broker.exchanges import Exchanges
+from relay.broker.exchanges import Exchanges, Forbidden
+from relay.broker.probes import Probes
+from relay.broker.refusals import Refusal, read
 from relay.broker.wire import WRITE_BUFFER_BYTES, Wire
 from relay.core.ports import Closed, LinkListener, Publication, Rejection, Returned
-from relay.core.window import Settled, Window
+from relay.core.window import ProtocolViolation, Settled, Window
 from relay.errors import MessageInvalid
 from relay.message import Row
 
 CLOSE_TIMEOUT_S: Final = 3.0
 """An orderly close that takes longer is not worth waiting for: the socket is dropped."""
-
-_REFUSALS: Final = frozenset((311, 313, 403, 404, 406, 501, 502, 503, 504, 505, 530, 540))
-"""Reply codes that blame what was sent (AMQP 0-9-1, 1.2). 320 (forced), 506 and 541 (the server's own
-trouble) do not.
-"""
-
-_TOO_LARGE: Final = re.compile(r"message size \d+ is larger than (?:configured )?max size (\d+)")
-"""RabbitMQ's text of a 406 for a body above `max_message_size` (rabbit_channel:check_msg_size)."""
 
 
 class _Kind(Enum):
@@ -51,7 +47,7 @@ class _Kind(Enum):
 class AmqpLink:
     """Implements `relay.core.ports.Link`; made by `AmqpBroker.connect`.
 
-    `constant_exchange` is known to exist; other names are asked for in `exchanges` before anything goes
+    `encoder` makes one for a channel. `constant_exchange` is known to exist; other names are asked for in `exchanges` before anything goes
     there. `on_size_limit(bytes)` is told when the broker's refusal gives away the largest body that it takes.
     """
 
@@ -59,11 +55,12 @@ class AmqpLink:
         self,
         connection: Connection,
         wire: Wire,
-        encoder: Encoder,
+        encoder: Callable[[int], Encoder],
         listener: LinkListener,
         *,
         channel: int,
         constant_exchange: str | None,
+        forbidden: Forbidden,
         database_now: Callable[[], float],
         on_size_limit: Callable[[int], None],
     ) -> None:
@@ -71,7 +68,7 @@ class AmqpLink:
         self._connection = connection
         self._wire = wire
         self._transport = wire.transport
-        self._encoder = encoder
+        self._encoder = encoder(channel)
         self._listener = listener
         self._constant_exchange = constant_exchange
         self._database_now = database_now
@@ -79,9 +76,13 @@ class AmqpLink:
         self._loop = asyncio.get_running_loop()
         self._window = Window()
         self._exchanges = Exchanges(connection, self._tell_writable)
+        self._forbidden = forbidden
+        self._probes = Probes(connection, wire, encoder, self)
         self._is_closed = False
         self._is_blocked = False
         self._is_told_soon = False
+        self._told: frozenset[int] = frozenset()
+        """Seqs of the rows that the close was told to be about."""
         self._kind = _Kind.ACKED
         self._rows: list[Row] = []
         self._returned: list[Returned] = []
@@ -92,10 +93,10 @@ class AmqpLink:
 
     @property
     def in_flight(self) -> int:
-        return len(self._window)
+        return len(self._window) + len(self._probes)
 
     def is_in_flight(self, message_id: str) -> bool:
-        return self._window.is_in_flight(message_id)
+        return self._window.is_in_flight(message_id) or self._probes.is_in_flight(message_id)
 
     def publish(self, rows: Sequence[Row]) -> Publication:
         """See `Link.publish`. At most about `WRITE_BUFFER_BYTES` wait in the socket, and one row more."""
@@ -117,10 +118,10 @@ class AmqpLink:
                 rejected.append(self._rejection(row, error.failure_class, error.message))
                 taken += 1
                 continue
-            if exchange != constant and (verdict := self._exchanges.verdict(exchange)) is not True:
+            if exchange != constant and (verdict := self._verdict(row, exchange)) is not True:
                 if verdict is False:
                     break
-                rejected.append(self._rejection(row, "refused", verdict))
+                rejected.append(verdict)
                 taken += 1
                 continue
             add(row)
@@ -131,6 +132,22 @@ class AmqpLink:
             # One write for all; `join` of a single large message does not copy it.
             self._transport.write(b"".join(out))
         return Publication(taken, rejected)
+
+    def probe(self, row: Row) -> Publication:
+        """See `Link.probe`."""
+        if self._is_closed or self._is_blocked or (encoder := self._probes.encoder) is None:
+            return Publication(0, ())
+        if self._transport.get_write_buffer_size() >= WRITE_BUFFER_BYTES:
+            self._tell_writable_soon()
+            return Publication(0, ())
+        try:
+            exchange, frames = encoder.encode(row, self._database_now)
+        except MessageInvalid as error:
+            return Publication(1, (self._rejection(row, error.failure_class, error.message),))
+        if exchange != self._constant_exchange and (verdict := self._verdict(row, exchange)) is not True:
+            return Publication(0, ()) if verdict is False else Publication(1, (verdict,))
+        self._transport.write(self._probes.publish(row, frames))
+        return Publication(1, ())
 
     async def close(self) -> None:
         """See `Link.close`. Takes at most `CLOSE_TIMEOUT_S`."""
@@ -150,10 +167,21 @@ class AmqpLink:
     def on_return(self, message_id: str, error: str, exchange: str, routing_key: str) -> None:
         self._window.mark_returned(message_id, error, exchange, routing_key)
 
+    def on_selected(self) -> None:
+        raise ProtocolViolation("the broker answered a confirm.select that was not sent")
+
     def on_close(self, code: int, text: str) -> None:
-        if (found := _TOO_LARGE.search(text)) is not None:
-            self._on_size_limit(int(found[1]))
-        self._end(Closed.REFUSED if code in _REFUSALS else Closed.CONNECTION, f"{code} {text}")
+        refusal = read(code, text)
+        if refusal is not None:
+            self._learn(refusal)
+            self._refuse(refusal, alone=False)
+        self._end(self._closed(refusal), f"{code} {text}")
+
+    def on_connection_close(self, code: int, text: str) -> None:
+        refusal = read(code, text)
+        if refusal is not None:
+            self._refuse(refusal, alone=True)
+        self._end(self._closed(refusal), f"{code} {text}")
 
     def on_blocked(self, reason: str) -> None:
         self._flush()
@@ -181,6 +209,85 @@ class AmqpLink:
         if self._connection.heartbeat_timeout and silence_s > 2 * self._connection.heartbeat_timeout:
             error = f"nothing was heard for {silence_s:.0f} s: {error}"
         self._end(Closed.CONNECTION, error)
+
+    # ------------------------------------------------------------ ProbesListener
+
+    def on_probe_open(self) -> None:
+        self._tell_writable()
+
+    def on_probe_passed(self, row: Row) -> None:
+        self._flush()
+        self._listener.on_passed(row)
+
+    def on_probes_acked(self, settled: Settled) -> None:
+        self._settle(_Kind.ACKED, settled)
+
+    def on_probes_nacked(self, settled: Settled) -> None:
+        self._settle(_Kind.NACKED, settled)
+
+    def on_probes_closed(self, error: str, refusal: Refusal | None) -> None:
+        if refusal is None or not self._is_rows_fault(refusal):
+            self._end(self._closed(refusal), error)
+            return
+        self._flush()
+        self._learn(refusal)
+        probed, passed = self._probes.drain()
+        if probed is None:
+            # Closed over nothing that we know of: whatever it was, the passed rows go again.
+            self._end(Closed.CONNECTION, error, passed)
+            return
+        self._listener.on_refused(self._refusal(probed, refusal), passed)
+
+    # ------------------------------------------------------------ refusals
+
+    def _verdict(self, row: Row, exchange: str) -> Rejection | bool:
+        """True: the exchange takes messages. False: not known yet, `on_writable` follows."""
+        if (text := self._forbidden.refusal(exchange)) is not None:
+            return self._rejection(row, "refused", text)
+        verdict = self._exchanges.verdict(exchange)
+        if isinstance(verdict, bool):
+            return verdict
+        return Rejection(row, "refused", verdict, *self._encoder.route_of(row), is_final=False)
+
+    def _closed(self, refusal: Refusal | None) -> Closed:
+        if refusal is None:
+            return Closed.CONNECTION
+        return Closed.REFUSED if self._is_rows_fault(refusal) else Closed.EXCHANGE
+
+    def _is_rows_fault(self, refusal: Refusal) -> bool:
+        return not (refusal.is_of_exchange and refusal.exchange == self._constant_exchange)
+
+    def _learn(self, refusal: Refusal) -> None:
+        """What is refused for all rows alike is not sent again soon."""
+        if refusal.body_bytes_max is not None:
+            self._on_size_limit(refusal.body_bytes_max)
+            self._encoder.limit_body(refusal.body_bytes_max)
+        if refusal.is_of_exchange and refusal.exchange is not None and self._is_rows_fault(refusal):
+            if refusal.is_missing:
+                self._exchanges.forget(refusal.exchange)
+            else:
+                self._forbidden.add(refusal.exchange, refusal.text)
+
+    def _refuse(self, refusal: Refusal, *, alone: bool) -> None:
+        """The broker closes the link over something: tell who is suspected. All others are lost, as with any link."""
+        self._flush()
+        if self._is_closed or not self._is_rows_fault(refusal) or refusal.body_bytes_max is not None:
+            # Bodies above a limit that is known from now on are found by their size.
+            return
+        rows = self._window.rows()
+        # Where nobody matches, the text was not what we took it for.
+        suspects = [row for row in rows if refusal.blames(*self._encoder.route_of(row))] or list(rows)
+        if alone and self._probes.probed is not None:
+            suspects.append(self._probes.probed)
+        self._told = frozenset(row.seq for row in suspects)
+        if len(suspects) == 1:
+            self._listener.on_refused(self._refusal(suspects[0], refusal), ())
+        elif suspects:
+            self._listener.on_suspected(suspects, refusal.text, alone=alone)
+
+    def _refusal(self, row: Row, refusal: Refusal) -> Rejection:
+        reason = "refused" if refusal.body_bytes_max is None else "too_large"
+        return Rejection(row, reason, refusal.text, *self._encoder.route_of(row), is_final=not refusal.is_missing)
 
     # ------------------------------------------------------------ inside
 
@@ -229,7 +336,7 @@ class AmqpLink:
         if not self._is_closed and not self._is_blocked:
             self._listener.on_writable()
 
-    def _end(self, closed: Closed, error: str) -> None:
+    def _end(self, closed: Closed, error: str, passed: Sequence[Row] = ()) -> None:
         """The link's last word, once; the socket is closed behind it."""
         self._flush()
         if self._is_closed:
@@ -237,7 +344,12 @@ class AmqpLink:
         self._is_closed = True
         self._wire.ignore()
         self._exchanges.close()
-        lost = self._window.drain()
+        self._probes.close()
+        probed, also_passed = self._probes.drain()
+        lost = [row for row in self._window.drain() if row.seq not in self._told]
+        lost += [row for row in (*passed, *also_passed) if row.seq not in self._told]
+        if probed is not None and probed.seq not in self._told:
+            lost.append(probed)
         self._shutting = self._loop.create_task(self._shut())
         _shutting.add(self._shutting)
         self._shutting.add_done_callback(_shutting.discard)

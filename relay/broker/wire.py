@@ -46,21 +46,33 @@ _NOTHING: Final = b"\xff"
 """Begins no frame: the prefix of acks while nobody publishes."""
 
 _ACK, _NACK, _RETURN = b"\x00\x3c\x00\x50", b"\x00\x3c\x00\x78", b"\x00\x3c\x00\x32"
+_SELECT_OK = b"\x00\x55\x00\x0b"
 _CHANNEL_CLOSE, _CONNECTION_CLOSE = b"\x00\x14\x00\x28", b"\x00\x0a\x00\x32"
 _BLOCKED, _UNBLOCKED = b"\x00\x0a\x00\x3c", b"\x00\x0a\x00\x3d"
 
 
-class WireListener(Protocol):
-    """Told what arrives, in its order; `on_read_end` after each read of the socket.
-
-    `on_ack`, `on_nack` and `on_return` may raise ProtocolViolation, which ends in `on_violation`.
+class ChannelListener(Protocol):
+    """Told what arrives on a channel about its publishes, in its order; all but `on_close` may raise
+    ProtocolViolation, which ends in `WireListener.on_violation`.
     """
 
     def on_ack(self, tag: int, multiple: bool) -> None: ...
     def on_nack(self, tag: int, multiple: bool) -> None: ...
     def on_return(self, message_id: str, error: str, exchange: str, routing_key: str) -> None: ...
+    def on_selected(self) -> None:
+        """`confirm.select-ok`: what was published before the `confirm.select` has been looked at."""
+        ...
+
     def on_close(self, code: int, text: str) -> None:
-        """The broker closes our channel or the connection."""
+        """The broker closes this channel."""
+        ...
+
+
+class WireListener(ChannelListener, Protocol):
+    """The publishing channel's listener, told of the connection too; `on_read_end` after each read of the socket."""
+
+    def on_connection_close(self, code: int, text: str) -> None:
+        """The broker closes the connection."""
         ...
 
     def on_blocked(self, reason: str) -> None: ...
@@ -80,12 +92,12 @@ class Wire(asyncio.StreamReaderProtocol):
         super().__init__(reader, loop=loop)
         self._clock = loop.time
         self._listener: WireListener | None = None
-        self._channel = 0
+        self._channels: dict[int, ChannelListener] = {}
         self._ack_prefix = _NOTHING
         self._partial = b""
         self.is_amqp = True
         """What came so far can be read as frames."""
-        self._return: tuple[str, str, str] | None = None
+        self._returns: dict[int, tuple[str, str, str]] = {}
         self._forwarded_at = 0.0
         self.transport: asyncio.Transport | None = None
         self.is_writable = True
@@ -99,12 +111,17 @@ class Wire(asyncio.StreamReaderProtocol):
     def listen(self, listener: WireListener, channel: int) -> None:
         """From now on the frames about publishes on `channel` are the listener's."""
         self._listener = listener
-        self._channel = channel
+        self._channels[channel] = listener
         self._ack_prefix = b"\x01" + channel.to_bytes(2, "big") + b"\x00\x00\x00\x0d" + _ACK
 
+    def listen_beside(self, listener: ChannelListener, channel: int) -> None:
+        """The same for one more channel, until the broker closes it."""
+        self._channels[channel] = listener
+
     def ignore(self) -> None:
-        """The listener is told nothing more; all frames go to aiormq."""
+        """Nobody is told anything more; all frames go to aiormq."""
         self._listener = None
+        self._channels.clear()
         self._ack_prefix = _NOTHING
 
     # ------------------------------------------------------------ asyncio.Protocol
@@ -187,7 +204,9 @@ class Wire(asyncio.StreamReaderProtocol):
             if channel == 0:
                 if kind == 1:
                     self._overhear(data[at + 7 : at + 11], data, at + 11)
-            elif channel == self._channel and self._listener is not None and self._take(kind, data, at + 7, end - 1):
+            elif (listener := self._channels.get(channel)) is not None and self._take(
+                listener, channel, kind, data, at + 7, end - 1
+            ):
                 if start < at:
                     self._forward(data[start:at])
                 start = end
@@ -209,35 +228,36 @@ class Wire(asyncio.StreamReaderProtocol):
         self._forwarded_at = self.read_at
         super().data_received(frames)
 
-    def _take(self, kind: int, data: bytes, at: int, end: int) -> bool:
-        """A frame's payload (data[at:end]) on the publishing channel; whether it is ours alone."""
-        listener = self._listener
-        assert listener is not None
+    def _take(self, listener: ChannelListener, channel: int, kind: int, data: bytes, at: int, end: int) -> bool:
+        """A frame's payload (data[at:end]) on a publishing channel; whether it is ours alone."""
         if kind == 2:
-            # The only content that this channel brings is that of returns; its bodies are skipped below.
-            if self._return is None:
+            # The only content that such a channel brings is that of returns; its bodies are skipped below.
+            if channel not in self._returns:
                 raise ProtocolViolation("the broker sent content that belongs to no return")
-            error, exchange, routing_key = self._return
-            self._return = None
+            error, exchange, routing_key = self._returns.pop(channel)
             listener.on_return(message_id(data, at, end), error, exchange, routing_key)
             return True
         if kind != 1:
             return kind == 3
         method = data[at : at + 4]
-        if method == _NACK:
+        if method in (_ACK, _NACK):
             if end - at != 13:
-                raise ProtocolViolation("the broker sent a nack of a wrong size")
+                raise ProtocolViolation("the broker sent a confirm of a wrong size")
             tag, bits = _CONFIRM(data, at + 4)
-            listener.on_nack(tag, bool(bits & 1))
+            (listener.on_ack if method == _ACK else listener.on_nack)(tag, bool(bits & 1))
             return True
         if method == _RETURN:
             (code,) = _CLOSE_CODE(data, at + 4)
             text, at = _short(data, at + 6)
             exchange, at = _short(data, at)
             routing_key, at = _short(data, at)
-            self._return = (f"{code} {text}", exchange, routing_key)
+            self._returns[channel] = (f"{code} {text}", exchange, routing_key)
+            return True
+        if method == _SELECT_OK:
+            listener.on_selected()
             return True
         if method == _CHANNEL_CLOSE:
+            self._channels.pop(channel, None)
             listener.on_close(*_close(data, at + 4))
         return False
 
@@ -248,7 +268,7 @@ class Wire(asyncio.StreamReaderProtocol):
         if self._listener is None:
             return
         if self.refused is not None:
-            self._listener.on_close(*self.refused)
+            self._listener.on_connection_close(*self.refused)
         elif method == _BLOCKED:
             self._listener.on_blocked(_short(data, at)[0])
         elif method == _UNBLOCKED:

@@ -423,6 +423,28 @@ class Chains:
             again.append(row)
         self._ready.extendleft(reversed(again))
 
+    def keep_apart(self, rows: Iterable[Row]) -> None:
+        """The same for rows that must not go with others (`core/suspects.py`): ready, in no queue, for `take_alone`."""
+        for row in rows:
+            if row.state is not _IN_FLIGHT:
+                continue
+            self._land(row)
+            chain = self._chains.get(row.key) if row.key is not None and self._is_ordered else None
+            if chain is not None and self._is_strict and chain.rows[0] is not row:
+                # In its turn it comes out of `take`, and is kept apart again.
+                row.state = _WAITING
+                self._advance(chain)
+                continue
+            row.state = _READY
+
+    def take_alone(self, row: Row) -> None:
+        """This one goes now: a ready row that stands in no queue."""
+        assert row.state is _READY
+        assert row in self
+        row.state = _IN_FLIGHT
+        if row.key is not None and self._is_ordered:
+            self._chains[row.key].flying += 1
+
     # ------------------------------------------------------------ decisions
 
     def set_back(self, row: Row, *, holds: bool) -> list[Row]:

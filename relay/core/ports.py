@@ -324,6 +324,8 @@ class Closed(StrEnum):
     """Cut, reset, heartbeat missed, server stopping: nobody's fault."""
     REFUSED = "refused"
     """The broker closed the channel or connection over something that was published."""
+    EXCHANGE = "exchange"
+    """The configured exchange takes no messages any more: the configuration's fault, no row's."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -335,6 +337,8 @@ class Rejection:
     error: str
     exchange: str = ""
     routing_key: str = ""
+    is_final: bool = True
+    """False where what is missing may come yet (an exchange that does not exist): the ladder."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -359,7 +363,7 @@ class Publication:
 
 class LinkListener(Protocol):
     """Told, in the order in which the broker spoke, from the event loop, never from within
-    `Link.publish`. Each published row gets exactly one outcome."""
+    `Link.publish` or `Link.probe`. Each published row gets exactly one outcome."""
 
     def on_acked(self, rows: Sequence[Row]) -> None: ...
     def on_nacked(self, rows: Sequence[Row]) -> None: ...
@@ -367,6 +371,21 @@ class LinkListener(Protocol):
     def on_blocked(self, reason: str) -> None: ...
     def on_unblocked(self) -> None: ...
     def on_writable(self) -> None: ...
+
+    def on_suspected(self, rows: Sequence[Row], error: str, *, alone: bool) -> None:
+        """The broker closes the link over one or more of these, in publish order; `probe` finds out
+        over which. `on_closed` follows. `alone`: it closed the whole connection, so that a probe's
+        answer counts only while nothing else is in flight."""
+        ...
+
+    def on_passed(self, row: Row) -> None:
+        """No outcome yet: the broker took the probe in. It is not at fault, its confirm follows."""
+        ...
+
+    def on_refused(self, refusal: Rejection, lost: Sequence[Row]) -> None:
+        """The broker closed over this row for certain; `lost` are passed probes whose confirms
+        went with their channel."""
+        ...
 
     def on_closed(self, lost: Sequence[Row], closed: Closed, error: str) -> None:
         """Once, the link's last word: `lost` are the rows without an outcome."""
@@ -381,11 +400,16 @@ class Link(Protocol):
         already (`is_in_flight`)."""
         ...
 
+    def probe(self, row: Row) -> Publication:
+        """Publish a suspect on a channel of its own, whose close harms no other row; one at a time:
+        not before the answer to the last one (`on_passed`, or an outcome). Else as `publish`."""
+        ...
+
     def is_in_flight(self, message_id: str) -> bool: ...
 
     @property
     def in_flight(self) -> int:
-        """Messages without an outcome, orphans included."""
+        """Messages without an outcome, orphans and probes included."""
         ...
 
     async def close(self) -> None:

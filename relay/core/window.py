@@ -95,6 +95,10 @@ class Window:
             raise ProtocolViolation(f"the broker returned message {message_id!r}, which is not in flight")
         self._returned[tag] = Returned(self._rows[tag], error, exchange, routing_key)
 
+    def rows(self) -> Sequence[Row]:
+        """The rows without an outcome, in publish order."""
+        return list(self._rows.values())
+
     def drain(self) -> Sequence[Row]:
         """The channel is gone: the rows without an outcome, in publish order. The window is then empty."""
         rows = list(self._rows.values())

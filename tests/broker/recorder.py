@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from relay.broker.amqp import AmqpBroker
-from relay.core.ports import Closed, Link, Returned
+from relay.core.ports import Closed, Link, Rejection, Returned
 from relay.message import Row
 from relay.route import Router
 
@@ -19,6 +19,9 @@ class Recorder:
         self.events: list[tuple[Any, ...]] = []
         """(kind, seqs) of outcomes, and (kind, ...) of the rest, in order; `writable` only counts."""
         self.outcomes: dict[str, list[int]] = {"acked": [], "nacked": [], "returned": [], "lost": []}
+        """Seqs by outcome; `suspected` and `refused` only where there are some."""
+        self.refusals: list[Rejection] = []
+        self.is_alone = False
         self.returned: list[Returned] = []
         self.closed: tuple[Closed, str] | None = None
         self.writable = 0
@@ -46,6 +49,19 @@ class Recorder:
         self.writable += 1
         self._changed.set()
         self.on_event()
+
+    def on_suspected(self, rows: Sequence[Row], error: str, *, alone: bool) -> None:
+        self.is_alone = alone
+        self._settled("suspected", rows)
+
+    def on_passed(self, row: Row) -> None:
+        self._tell("passed", row.seq)
+
+    def on_refused(self, refusal: Rejection, lost: Sequence[Row]) -> None:
+        self.refusals.append(refusal)
+        if lost:
+            self._settled("lost", lost)
+        self._settled("refused", [refusal.row])
 
     def on_closed(self, lost: Sequence[Row], closed: Closed, error: str) -> None:
         assert self.closed is None, "the link's last word is said once"
@@ -86,7 +102,7 @@ class Recorder:
     def _settled(self, kind: str, rows: Sequence[Row]) -> None:
         assert rows, "nothing to tell"
         assert self.closed is None, "nothing after the last word"
-        self.outcomes[kind] += [row.seq for row in rows]
+        self.outcomes.setdefault(kind, []).extend(row.seq for row in rows)
         self._tell(kind, [row.seq for row in rows])
 
     def _tell(self, *event: Any) -> None:

@@ -242,7 +242,7 @@ async def test_the_constant_exchange_is_deleted(vhost: Vhost) -> None:
     link.publish(make_rows(3))
     assert (await recorder.outcomes_of(3))["lost"] == [1, 2, 3]
     assert recorder.closed is not None
-    assert recorder.closed[0] is Closed.REFUSED
+    assert recorder.closed[0] is Closed.EXCHANGE, "the configuration's fault"
     assert recorder.closed[1].startswith("404 NOT_FOUND - no exchange 'ev'")
     await link.close()
 
@@ -262,11 +262,18 @@ async def test_case_02_an_internal_exchange_refuses(vhost: Vhost) -> None:
     await vhost.channel.exchange_declare("inner", exchange_type="topic", durable=True, internal=True)
     recorder = Recorder()
     link = await vhost.link(recorder)
-    await recorder.publish_all(link, [make_row(1, rare={"exchange": "inner"})])
-    assert (await recorder.outcomes_of(1))["lost"] == [1]
+    await recorder.publish_all(link, [make_row(1), make_row(2, rare={"exchange": "inner"}), make_row(3)])
+    outcomes = await recorder.outcomes_of(3)
+    # The text names the exchange, and one row only goes there.
+    assert outcomes["refused"] == [2]
+    assert sorted(outcomes["lost"] + outcomes["acked"]) == [1, 3]
+    (refusal,) = recorder.refusals
+    assert (refusal.reason, refusal.exchange, refusal.routing_key) == ("refused", "inner", "ok.created")
+    assert refusal.is_final
     assert recorder.closed is not None
     assert recorder.closed[0] is Closed.REFUSED
     assert "cannot publish to internal exchange 'inner'" in recorder.closed[1]
+    assert refusal.error == recorder.closed[1]
     await link.close()
 
 

@@ -195,6 +195,7 @@ class TestedLink:
     def __init__(self, listener: LinkListener) -> None:
         self.listener = listener
         self.sent: list[Row] = []
+        self.probes: list[Row] = []
         self.open: dict[str, Row] = {}
         self.takes_max = 1_000_000
         self.rejects: dict[str, str] = {}
@@ -215,6 +216,10 @@ class TestedLink:
                 self.open[row.id] = row
                 self.sent.append(row)
         return Publication(len(taken), rejected)
+
+    def probe(self, row: Row) -> Publication:
+        self.probes.append(row)
+        return self.publish([row])
 
     async def close(self) -> None:
         await asyncio.sleep(0)

@@ -166,6 +166,8 @@ class Weather:
             columns["event_type"] = "flaky"
         elif roll < 0.13 and self.has_poison:
             columns["event_type"] = "invalid"
+        elif roll < 0.15 and self.has_poison:
+            columns["event_type"] = rng.choice(["refused", "refused", "refused_all"])
         if rng.random() < 0.05:
             columns["available_in_s"] = rng.choice([-1.0, 0.01, 0.5, 2.0])
         return columns
@@ -406,6 +408,8 @@ async def _history(seed: int) -> Result:
     await actors.blow()
     await world.drain(timeout_s=90.0)
     await world.finish()
+    # A message over which the broker closes a link repeats what was on it.
+    may_repeat = may_repeat or actors.has_poison
     duplicates = world.oracle.duplicates()
     if duplicates and not may_repeat:
         world.oracle.blame(f"I4: {duplicates} duplicates and nothing failed")

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import pytest
 
-from relay.core.ports import Closed, Held, Outbox, Returned, Settlement
+from relay.core.ports import Closed, Held, Outbox, Rejection, Returned, Settlement
 from relay.errors import BrokerUnavailable, DatabaseLost
 from relay.message import PayloadType, Row
 
@@ -313,6 +313,15 @@ class Ear:
 
     def on_writable(self) -> None:
         self.heard.append(("writable", []))
+
+    def on_suspected(self, rows: object, error: str, *, alone: bool) -> None:
+        self._note("suspected", rows)
+
+    def on_passed(self, row: object) -> None:
+        self._note("passed", [row])
+
+    def on_refused(self, refusal: Rejection, lost: object) -> None:
+        self._note("refused", [refusal.row])
 
     def on_closed(self, lost: object, closed: Closed, error: str) -> None:
         self._note("closed", lost)

@@ -1,0 +1,89 @@
+"""Finds out over which row the broker closed a link, while everything else goes on (`core/suspects.py`).
+
+Owns the suspects. The publisher asks it before each turn, and hands it what the link says about probes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from relay.core.ports import Link, Publication
+from relay.core.suspects import Suspects
+from relay.engine import Engine
+from relay.message import Row, State
+
+
+class Quarantine:
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        self._suspects = Suspects()
+
+    def __len__(self) -> int:
+        return len(self._suspects)
+
+    # ------------------------------------------------------------ publishing
+
+    def next(self, link: Link, now: float) -> Row | None:
+        """The row to probe now: it is in flight, its key's turn has come. `None` where there is none."""
+        engine = self._engine
+        suspects = self._suspects
+        if not suspects:
+            return None
+        row = suspects.next(engine.leases.writable(now))
+        if row is None or link.is_in_flight(row.id) or (suspects.are_alone and link.in_flight):
+            return None
+        engine.chains.take_alone(row)
+        suspects.begin(row)
+        row.published_at = now
+        return row
+
+    def take(self, row: Row, publication: Publication) -> None:
+        """What became of the probe of `row`."""
+        if not publication.taken:
+            self._suspects.lose_probe()
+            self._engine.chains.keep_apart([row])
+        elif publication.rejected:
+            self.clear(row)
+
+    def is_alone(self, now: float) -> bool:
+        """Whether nothing else may be published: a suspect that closed a whole connection is or can be tried."""
+        suspects = self._suspects
+        if not suspects.are_alone:
+            return False
+        return suspects.probed is not None or suspects.next(self._engine.leases.writable(now)) is not None
+
+    def without_suspects(self, batch: list[Row]) -> list[Row]:
+        """Suspects whose turn came in the ordinary queue are kept apart again."""
+        if not self._suspects:
+            return batch
+        apart = [row for row in batch if row in self._suspects]
+        self._engine.chains.keep_apart(apart)
+        return [row for row in batch if row.state is State.IN_FLIGHT]
+
+    # ------------------------------------------------------------ what the link says
+
+    def suspect(self, rows: Sequence[Row], error: str, *, alone: bool) -> None:
+        """The link was closed over one or more of these. A row that is an orphan by now is nobody's."""
+        engine = self._engine
+        self._suspects.lose_probe()
+        live = [row for row in rows if row.state is State.IN_FLIGHT]
+        if engine.is_stopping:
+            # Whoever reads them next will find out.
+            engine.chains.finish(live)
+            return
+        engine.chains.keep_apart(live)
+        self._suspects.add(live, alone=alone)
+        engine.log.warning("rows_suspected", rows=len(live), alone=alone, error=error)
+
+    def clear(self, row: Row) -> None:
+        """It was taken in, or is the culprit."""
+        self._suspects.clear(row)
+        self._engine.to_publish.set()
+
+    def lose(self, lost: Sequence[Row]) -> list[Row]:
+        """The link is gone: a row that was being tried is kept apart. Returns the others."""
+        probed = self._suspects.lose_probe()
+        if probed is None:
+            return list(lost)
+        self._engine.chains.keep_apart([row for row in lost if row is probed])
+        return [row for row in lost if row is not probed]

@@ -1,0 +1,102 @@
+"""Suspects: who is tried next, and what a broker's close costs the innocent."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from relay.core.ports import SHARDS
+from relay.core.suspects import Suspects
+from relay.message import Row, State
+
+ALL = [True] * SHARDS
+
+
+def rows(count: int, *, shard: int = 0) -> list[Row]:
+    made = [Row(shard, seq, f"m{seq}", "ok") for seq in range(1, count + 1)]
+    for row in made:
+        row.state = State.READY
+    return made
+
+
+def test_the_highest_is_tried_first_and_one_at_a_time() -> None:
+    suspects = Suspects()
+    one, two, three = rows(3)
+    suspects.add([one, two, three], alone=False)
+    assert suspects.next(ALL) is three
+    suspects.begin(three)
+    assert suspects.next(ALL) is None
+    suspects.clear(three)
+    assert suspects.next(ALL) is two
+    assert three not in suspects
+    assert len(suspects) == 2
+
+
+def test_a_row_that_may_not_go_does_not_keep_others_back() -> None:
+    suspects = Suspects()
+    one, two, three = rows(3)
+    suspects.add([one, two, three], alone=True)
+    three.state = State.WAITING
+    two.shard = 1
+    writable = [shard != 1 for shard in range(SHARDS)]
+    assert suspects.next(writable) is one
+    three.state = State.READY
+    assert suspects.next(writable) is three
+
+
+def test_what_is_set_aside_or_forgotten_is_dropped() -> None:
+    suspects = Suspects()
+    one, two, three = rows(3)
+    suspects.add([one, two, three], alone=True)
+    two.state, three.state = State.FORGOTTEN, State.SETTLING
+    assert suspects.next(ALL) is one
+    one.state = State.FORGOTTEN
+    assert suspects.next(ALL) is None
+    assert not suspects
+    assert not suspects.are_alone
+
+
+def test_a_probe_that_went_down_with_its_link_is_a_suspect_still() -> None:
+    suspects = Suspects()
+    (row,) = rows(1)
+    suspects.add([row], alone=False)
+    suspects.begin(row)
+    assert suspects.lose_probe() is row
+    assert suspects.next(ALL) is row
+    suspects.add([row], alone=True)
+    assert len(suspects) == 1
+    assert suspects.are_alone
+
+
+@given(count=st.integers(1, 40), data=st.data())
+def test_each_innocent_is_repeated_at_most_once_and_a_culprit_costs_one_close(count: int, data: st.DataObject) -> None:
+    """Against a broker that looks at messages in order: confirms may be lost with any close of the channel."""
+    all_rows = rows(count)
+    culprits = data.draw(st.sets(st.sampled_from([row.seq for row in all_rows]), min_size=1))
+    copies = dict.fromkeys((row.seq for row in all_rows), 0)
+    for row in all_rows:
+        if row.seq in culprits:
+            break
+        copies[row.seq] += 1
+    suspects = Suspects()
+    suspects.add(all_rows, alone=False)
+    closes, again, unconfirmed = 0, list[Row](), list[Row]()
+    found: set[int] = set()
+    while (probed := suspects.next(ALL)) is not None:
+        suspects.begin(probed)
+        suspects.clear(probed)
+        probed.state = State.IN_FLIGHT
+        if probed.seq in culprits:
+            closes += 1
+            found.add(probed.seq)
+            again += unconfirmed
+            unconfirmed = []
+            continue
+        copies[probed.seq] += 1
+        if data.draw(st.booleans()):
+            unconfirmed.append(probed)
+    for row in again:
+        copies[row.seq] += 1
+    assert found == culprits
+    assert closes == len(culprits)
+    assert all(copies[row.seq] in (1, 2) for row in all_rows if row.seq not in culprits)
