@@ -13,7 +13,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from enum import StrEnum
@@ -72,8 +72,6 @@ _BUSY: Final = (
     asyncpg.DeadlockDetectedError,
     asyncpg.QueryCanceledError,
 )
-_ROW_FAULTS: Final = frozenset({"23", "27", "44", "P0"})
-"""SQLSTATE classes in which a row's own trigger or constraint refuses it."""
 
 
 class Action(StrEnum):
@@ -236,9 +234,16 @@ async def act(
 class _Pace:
     """When the next batch may go: at most so many rows a second, and never one right after the other."""
 
-    def __init__(self, rate_per_s: float | None) -> None:
+    def __init__(
+        self,
+        rate_per_s: float | None,
+        now: Callable[[], float] = time.monotonic,
+        sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
+    ) -> None:
         self._rate_per_s = rate_per_s
-        self._began = time.monotonic()
+        self._now = now
+        self._sleep = sleep
+        self._began = now()
         self._next_at = self._began
         self.batch_rows = BATCH_ROWS
         if rate_per_s is not None:
@@ -246,16 +251,17 @@ class _Pace:
 
     async def begin(self, rows: int) -> None:
         """Wait until `rows` more may go."""
-        if self._next_at > time.monotonic():
-            await asyncio.sleep(self._next_at - time.monotonic())
-        self._began = time.monotonic()
+        wait_s = self._next_at - self._now()
+        if wait_s > 0:
+            await self._sleep(wait_s)
+        self._began = self._now()
         self._next_at = self._began
         if self._rate_per_s is not None:
             self._next_at += rows / self._rate_per_s
 
     def end(self) -> None:
         """They have gone."""
-        now = time.monotonic()
+        now = self._now()
         self._next_at = max(self._next_at, now + BREATH * (now - self._began))
 
 
@@ -493,7 +499,7 @@ def _batches(rows: Iterable[ParkedRow], size: int) -> Iterable[list[ParkedRow]]:
 
 def _is_row_fault(error: DatabaseRefused) -> bool:
     cause = error.__cause__
-    return isinstance(cause, asyncpg.PostgresError) and str(cause.sqlstate)[:2] in _ROW_FAULTS
+    return isinstance(cause, asyncpg.PostgresError) and blame_of(cause) is not Blame.SERVER
 
 
 def _explained(state: str) -> str:

@@ -549,9 +549,7 @@ async def test_a_missing_right_is_said(database: asyncpg.Connection, role_settin
 
 
 @pytest.mark.parametrize(("rate", "waits"), [(None, [0.5, 0.5]), (1000.0, [0.5, 0.5]), (100.0, [5.0 - 0.5, 5.0 - 0.5])])
-async def test_a_batch_leaves_the_shards_as_long_as_it_took(
-    monkeypatch: pytest.MonkeyPatch, rate: float | None, waits: list[float]
-) -> None:
+async def test_a_batch_leaves_the_shards_as_long_as_it_took(rate: float | None, waits: list[float]) -> None:
     """Without the pause a large redrive locks shards all the time, and their renewals starve."""
     now = 100.0
     slept: list[float] = []
@@ -561,9 +559,7 @@ async def test_a_batch_leaves_the_shards_as_long_as_it_took(
         now += seconds
         slept.append(seconds)
 
-    monkeypatch.setattr(parked.time, "monotonic", lambda: now)
-    monkeypatch.setattr(parked.asyncio, "sleep", sleep)
-    pace = parked._Pace(rate)
+    pace = parked._Pace(rate, lambda: now, sleep)
     for _ in range(3):
         await pace.begin(500)
         now += 0.5
