@@ -70,6 +70,8 @@ class Chains:
         """Ready rows that their lease or an orphan on the link keeps back; offered again."""
         self._backoff: list[tuple[float, int, Row]] = []
         self._backing_off = 0
+        self._nacks = 0
+        """So far; breaks ties, for rows do not compare."""
         self._counts = [0] * SHARDS
         self._holding: dict[int, dict[Key, _Hold] | None] = {}
         self._noted: dict[int, int] = {}
@@ -391,7 +393,8 @@ class Chains:
         if row.key is not None and self._is_ordered:
             # A lower one of its key may have come meanwhile.
             self._advance(self._chains[row.key])
-        heappush(self._backoff, (due, row.seq, row))
+        self._nacks += 1
+        heappush(self._backoff, (due, self._nacks, row))
 
     def next_backoff(self) -> float | None:
         """Boot-time seconds at which the next nacked row is due."""

@@ -99,6 +99,20 @@ def test_a_nack_lets_a_lower_row_that_came_late_go_at_once() -> None:
     assert take(chains) == [1]
 
 
+def test_two_lives_of_a_row_may_back_off_until_the_same_instant() -> None:
+    """Nacked, forgotten with its shard, read again, nacked again: rows do not compare."""
+    first, second = make_row(1), make_row(1)
+    chains = begun(first)
+    take(chains)
+    chains.on_nacked(first, due=1.0)
+    chains.drop_shard(0)
+    chains.admit([second])
+    take(chains)
+    chains.on_nacked(second, due=1.0)
+    chains.wake_backoff(1.0)
+    assert take(chains) == [1]
+
+
 @pytest.mark.parametrize("size", [10, 1000])
 def test_pipelined_waits_for_a_body_and_goes_on_when_it_has_come(size: int) -> None:
     """Small bodies are left behind too, when a row is loaded anew."""
