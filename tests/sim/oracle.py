@@ -88,6 +88,8 @@ class Publication:
     shard: int
     tick: int
     time: float
+    is_owned: bool
+    """Whether the shard was the relay's when it published; the relay cannot always know at once that it is not."""
     outcome: str = ""
 
 
@@ -113,6 +115,8 @@ class Delivery:
 class Oracle:
     history: History
     rules: Rules = field(default_factory=Rules)
+    owner_of: Callable[[int], str | None] | None = None
+    """Who has a shard now, as the database has it."""
     tick: int = 0
     entries: dict[str, Entry] = field(default_factory=dict)
     by_key: dict[Key, list[Entry]] = field(default_factory=dict)
@@ -203,12 +207,13 @@ class Oracle:
             self.blame(
                 f"L4: {relay} writes {row.id} for shard {row.shard} {now_in_database - until:.3f} s after its lease"
             )
-        publication = Publication(row.id, relay, row.shard, tick, now)
+        is_owned = self.owner_of is None or self.owner_of(row.shard) == relay
+        publication = Publication(row.id, relay, row.shard, tick, now, is_owned)
         self.publications.setdefault(row.id, []).append(publication)
         return publication
 
     def _is_excused(self, earlier: Publication) -> bool:
-        if earlier.outcome in (Outcome.NACKED, Outcome.RETURNED, Outcome.LOST):
+        if earlier.outcome in (Outcome.NACKED, Outcome.RETURNED, Outcome.LOST) or not earlier.is_owned:
             return True
         return (
             self.ended.get(earlier.relay, -1) > earlier.tick

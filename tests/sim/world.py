@@ -127,6 +127,7 @@ class World:
         self.options.database.delete_sent = not settings.marks_sent
         self.options.database.lease_s = settings.lease_s
         self.database = Database(loop, self.rng("database"), self.oracle, self.history, self.options.database)
+        self.oracle.owner_of = lambda shard: self.database.shards[shard].owner
         self.network = Network()
         self.rabbit = Rabbit(loop, self.rng("broker"), self.oracle, self.history, self.options.broker)
         self.relays: list[Relay] = []
