@@ -10,10 +10,11 @@ from urllib.parse import urlsplit
 import asyncpg
 import pytest
 
-from relay import migrate
+from relay import config, migrate
 from relay.core.ports import Settled
 from relay.errors import DatabaseRefused
 from relay.message import Row
+from relay.parked import Action, Filter, act
 from tests.integration.test_outbox import ALL, Relay, deferred, insert, parked, states
 
 FUNCTION = (
@@ -388,3 +389,38 @@ async def test_a_promotion_behind_a_lock_is_owed(
     assert settled.promoted == {two.shard}
     assert await other.stuck_keys(range(ALL)) == []
     assert await due(other) == [2, 5]
+
+
+# ---------------------------------------------------------------- the operator
+
+
+@pytest.mark.parametrize("why", ["locked", "refused"])
+async def test_a_promotion_that_an_operator_cannot_make_is_the_next_owners(
+    database_url: str, database: asyncpg.Connection, started: Callable[..., Relay], why: str
+) -> None:
+    """H3: a discarded row's follower is locked, or refuses: the shard's owner is unseated, the next one looks."""
+    relay = await started().start()
+    await insert(database, "k")
+    await bad(database, "k")
+    await insert(database, "k")
+    head, follower, last = await relay.read()
+    await relay.settle(relay.settlement(setbacks=[parked(head)], followers=[follower, last]))
+    settings, _ = config.load({"RELAY_DATABASE_URL": database_url})
+    application = await asyncpg.connect(database_url)
+    try:
+        async with application.transaction():
+            if why == "locked":
+                await application.execute("SELECT FROM outbox WHERE seq = 2 FOR UPDATE")
+            else:
+                await database.execute(REFUSALS["trigger"])
+            outcome = await act(settings, Action.DISCARD, Filter())
+            assert outcome.done == 1
+    finally:
+        await application.close()
+    assert await states(database) == ["held+", "held+"]
+    relay.take(await relay.claim(ALL))
+    stuck = await relay.stuck_keys(range(ALL))
+    assert stuck == [(follower.shard, follower.key)]
+    settled = await relay.settle(relay.settlement(promotions=list(stuck)))
+    assert [each.seq for each in settled.faults] == ([2] if why == "refused" else [])
+    assert await due(relay) == ([3] if why == "refused" else [2])
