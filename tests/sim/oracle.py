@@ -196,8 +196,9 @@ class Oracle:
 
     def published(self, relay: str, row: Row, now: float, now_in_database: float) -> Publication:
         tick = self.step()
+        is_owned = self.owner_of is None or self.owner_of(row.shard) == relay
         for earlier in self.publications.get(row.id, ()):
-            if not self._is_excused(earlier):
+            if is_owned and not self._is_excused(earlier):
                 self.blame(
                     f"I4: {relay} publishes {row.id} (seq {row.seq}) again; the copy of {earlier.relay} at "
                     f"{earlier.time:.4f} ({earlier.outcome or 'unconfirmed'}) has no fault as excuse"
@@ -207,7 +208,6 @@ class Oracle:
             self.blame(
                 f"L4: {relay} writes {row.id} for shard {row.shard} {now_in_database - until:.3f} s after its lease"
             )
-        is_owned = self.owner_of is None or self.owner_of(row.shard) == relay
         publication = Publication(row.id, relay, row.shard, tick, now, is_owned)
         self.publications.setdefault(row.id, []).append(publication)
         return publication
