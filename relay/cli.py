@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from relay.admin import Status
     from relay.config import Config
     from relay.demo import Verdict
-    from relay.parked import Action, Filter, Outcome
+    from relay.parked_rows import Action, Filter, Outcome
     from relay.preflight import Finding
 
 WATCH_INTERVAL_S: Final = 2.0
@@ -287,13 +287,13 @@ def _parked_show(options: argparse.Namespace, console: _Console) -> int:
 
 
 def _parked_redrive(options: argparse.Namespace, console: _Console) -> int:
-    from relay.parked import Action
+    from relay.parked_rows import Action
 
     return _act(Action.REDRIVE, options, console)
 
 
 def _parked_discard(options: argparse.Namespace, console: _Console) -> int:
-    from relay.parked import Action
+    from relay.parked_rows import Action
 
     return _act(Action.DISCARD, options, console)
 
@@ -301,6 +301,7 @@ def _parked_discard(options: argparse.Namespace, console: _Console) -> int:
 def _act(action: Action, options: argparse.Namespace, console: _Console) -> int:
     """Redrive or discard: the same but that what is deleted is asked for first."""
     from relay import logs, parked, parked_text
+    from relay.parked_rows import Action
 
     chosen = _filter(options)
     if options.all and not chosen.is_empty():
@@ -308,7 +309,7 @@ def _act(action: Action, options: argparse.Namespace, console: _Console) -> int:
     if chosen.is_empty() and not options.all:
         raise UsageError(f"parked {action} without a filter: name one, or --all for every parked row")
     limit, rate = parked_text.read_limit(options.limit), parked_text.read_rate(options.rate)
-    asks = action is parked.Action.DISCARD and not (options.yes or options.dry_run)
+    asks = action is Action.DISCARD and not (options.yes or options.dry_run)
     if asks and not sys.stdin.isatty():
         raise UsageError("parked discard deletes rows: --yes says that this is meant")
     config = console.config("parked")
@@ -317,7 +318,7 @@ def _act(action: Action, options: argparse.Namespace, console: _Console) -> int:
     if asks or options.dry_run:
         shown = min(limit or LIST_ROWS, LIST_ROWS) if options.dry_run else 0
         found = _await(parked.listing(config, chosen, shown))
-        skipped = found.expired if action is parked.Action.REDRIVE and not options.ignore_expiry else 0
+        skipped = found.expired if action is Action.REDRIVE and not options.ignore_expiry else 0
         count = found.matched - skipped if limit is None else min(found.matched - skipped, limit)
         if options.dry_run:
             if options.json:

@@ -14,7 +14,7 @@ from datetime import UTC, datetime
 from typing import Any, Final
 
 from relay.errors import UsageError
-from relay.parked import Action, Filter, Listing, Outcome, ParkedRow
+from relay.parked_rows import Action, Filter, Listing, Outcome, ParkedRow
 from relay.values import duration
 
 RATES: Final = "a number and a unit: 50/s 600/m 1000/h"

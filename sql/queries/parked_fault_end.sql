@@ -2,5 +2,5 @@
 -- Values:  $1 id, $2 seq.
 -- Locks:   the fault's row, under its shard's lock.
 -- Index:   the primary key.
--- Caller:  relay/parked.py.
+-- Caller:  relay/parked_table.py.
 DELETE FROM {fault} u WHERE u.seq = $2::bigint AND u.id = $1::text RETURNING u.seq

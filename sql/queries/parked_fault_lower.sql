@@ -4,7 +4,7 @@
 -- Values:  $1 id, $2 seq.
 -- Locks:   the shard's row, locked FOR UPDATE already.
 -- Index:   the primary keys.
--- Caller:  relay/parked.py.
+-- Caller:  relay/parked_table.py.
 WITH o AS MATERIALIZED (
         SELECT x.shard, x.aside, x.aggregate_type, x.aggregate_id FROM {table} x
          WHERE x.id = $1::text AND x.seq = $2::bigint AND x.sent_at IS NULL),

@@ -3,7 +3,7 @@
 -- Values:  $1 ids, $2 seqs. {expiry} is empty, or also clears deadlines that have passed.
 -- Locks:   FOR NO KEY UPDATE SKIP LOCKED on the rows, under their shards' locks.
 -- Index:   the primary key.
--- Caller:  relay/parked.py.
+-- Caller:  relay/parked_table.py.
 WITH t AS (
         SELECT o.ctid AS c, o.seq FROM unnest($1::text[], $2::bigint[]) k(id, seq)
           JOIN {table} o ON o.id = k.id

@@ -3,7 +3,7 @@
 -- Values:  $1 id, $2 whether headers and body come along. {body} is the payload as bytes.
 -- Locks:   none.
 -- Index:   the primary keys.
--- Caller:  relay/parked.py, in a read-only transaction.
+-- Caller:  relay/parked_table.py, in a read-only transaction.
 SELECT k.id, coalesce(o.seq, u.seq) AS seq, o.shard, u.id IS NOT NULL AS is_fault, o.seq IS NOT NULL AS is_there,
        o.event_type, o.schema_version, o.aggregate_type, o.aggregate_id, o.aggregate_version, o.producer,
        o.correlation_id, o.causation_id, o.traceparent, o.tracestate, o.content_type, o.content_encoding, o.priority,

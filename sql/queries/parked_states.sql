@@ -2,7 +2,7 @@
 -- Values:  $1 ids.
 -- Locks:   none.
 -- Index:   the primary key.
--- Caller:  relay/parked.py.
+-- Caller:  relay/parked_table.py.
 SELECT k.id,
        CASE WHEN EXISTS (SELECT FROM {fault} u WHERE u.id = k.id AND u.seq = coalesce(o.seq, u.seq)) THEN 'unmarkable'
             WHEN o.seq IS NULL THEN 'unknown id'

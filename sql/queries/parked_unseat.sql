@@ -3,7 +3,7 @@
 -- Values:  $1 types ('' for none) and $2 ids of the keys.
 -- Locks:   the shards' rows, locked FOR UPDATE already.
 -- Index:   none needed, the table has 64 rows.
--- Caller:  relay/parked.py.
+-- Caller:  relay/parked_table.py.
 UPDATE {shard} s SET epoch = s.epoch + 1, owner = NULL, owner_pid = NULL, owner_backend_start = NULL, leased_until = NULL
  WHERE s.shard IN (SELECT (hashtextextended((k.t || chr(31) || k.a) COLLATE "C", 0) & 63)::smallint
                      FROM unnest($1::text[], $2::text[]) k(t, a))

@@ -17,7 +17,8 @@ from relay import config, migrate, parked, pause
 from relay.config import Config
 from relay.core.ports import Settlement
 from relay.errors import DatabaseRefused, NothingMatched, UsageError
-from relay.parked import Action, Filter, Listing, Outcome
+from relay.parked_rows import Action, Filter, Listing, Outcome
+from relay.parked_table import open_parked
 from relay.parked_text import details_document, details_lines, listing_lines, outcome_lines, read_filter, read_rate
 from relay.servers import PostgresServer
 from tests.conftest import eventually
@@ -469,11 +470,11 @@ async def test_an_operators_transaction_is_bounded_below_the_lease(
     database: asyncpg.Connection, database_url: str
 ) -> None:
     """L7: a frozen operator must not keep a shard for ever."""
-    async with parked._operator(configured(database_url, RELAY_LEASE="2s")) as operator:
-        session = operator._session
+    async with open_parked(configured(database_url, RELAY_LEASE="2s")) as table:
+        session = table._session
         session.set_deadline(10)
-        async with session.transaction(operator._begin):
-            bounds = await operator._connection.fetchrow(
+        async with session.transaction(table._begin):
+            bounds = await table._connection.fetchrow(
                 "SELECT current_setting('lock_timeout'), current_setting('statement_timeout'),"
                 " current_setting('idle_in_transaction_session_timeout')"
             )
