@@ -51,7 +51,7 @@ CLASSES: Final = {
     "XX": Blame.DOUBTFUL,  # internal error, a damaged page
 }
 """By the SQLSTATE's class. All others accuse the row: what data and integrity errors say (09, 20-24, 27, 2F, 38, 39,
-44, 54, P0), and every code that PostgreSQL does not know, for somebody's function chose it."""
+44, 54, P0xxx), and every code that PostgreSQL does not know, for somebody's function chose it."""
 
 
 def blame(sqlstate: str, *, is_in_function: bool = False, is_row_policy: bool = False) -> Blame:
