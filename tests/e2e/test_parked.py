@@ -174,8 +174,9 @@ async def test_a_large_redrive_costs_no_lease(site: Site, relays: int) -> None:
     assert [daemon.metric("relay_lease_lost_total") for daemon in daemons] == [0] * relays
 
 
-async def test_case_43_old_parked_rows_are_counted_not_purged_and_delivered_once(site: Site) -> None:
-    (daemon,) = await start(site, 1, retention="1s", on_parked="continue")
+@pytest.mark.parametrize("relays", [1, 2])
+async def test_case_43_old_parked_rows_are_counted_not_purged_and_delivered_once(site: Site, relays: int) -> None:
+    daemons = await start(site, relays, retention="1s", on_parked="continue")
     for id_ in ("p1", "p2", "p3"):
         await site.insert(id_, "nope.x", "K")
     await site.database.execute("UPDATE outbox SET created_at = '1970-01-01', occurred_at = '1970-01-01'")
@@ -184,7 +185,7 @@ async def test_case_43_old_parked_rows_are_counted_not_purged_and_delivered_once
         await until_state(site, id_, "parked")
     # The retention has run when the marked row is gone.
     await site.until("NOT EXISTS (SELECT FROM outbox WHERE id = 'plain')", 40)
-    await eventually(lambda: daemon.metric("relay_parked_rows") == 3, 30)
+    await eventually(lambda: all(daemon.metric("relay_parked_rows") == 3 for daemon in daemons), 30)
     assert (await document(site, "parked", "list"))["matched"] == 3
     assert (await document(site, "status"))["parked_rows"] == 3
     await bind(site, "nope.x")
