@@ -1,5 +1,6 @@
 -- Purpose: how much there is to publish and how old the oldest is, for the gauges. Both parts count to 100,000 and then
 --          say so; above that the rows to publish are estimated from the floors.
+--          Rows of the fault table are an operator's: they count as parked, whatever they look like.
 -- Locks:   none.
 -- Index:   {read_index} above each shard's floor; {aside_key_index} up to 100,000 entries.
 -- Caller:  relay/outbox.py `backlog`.
@@ -8,18 +9,22 @@ WITH moment AS MATERIALIZED (SELECT statement_timestamp() AS now),
      pending AS MATERIALIZED (
         SELECT p.is_due FROM {shard} s CROSS JOIN moment CROSS JOIN LATERAL (
             SELECT o.available_at IS NULL OR o.available_at <= moment.now AS is_due FROM {table} o
-             WHERE o.shard = s.shard AND o.seq > s.floor AND o.aside IS NULL AND o.sent_at IS NULL LIMIT 100001) p
+             WHERE o.shard = s.shard AND o.seq > s.floor AND o.aside IS NULL AND o.sent_at IS NULL
+               AND (NOT (SELECT EXISTS (SELECT FROM {fault})) OR NOT EXISTS (SELECT FROM {fault} u WHERE u.seq = o.seq AND u.id = o.id)) LIMIT 100001) p
          LIMIT 100001),
      oldest AS MATERIALIZED (
         SELECT min(greatest(p.created_at, p.available_at)) AS since FROM {shard} s CROSS JOIN moment CROSS JOIN LATERAL (
             SELECT o.created_at, o.available_at FROM {table} o
              WHERE o.shard = s.shard AND o.seq > s.floor AND o.aside IS NULL AND o.sent_at IS NULL
+               AND (NOT (SELECT EXISTS (SELECT FROM {fault})) OR NOT EXISTS (SELECT FROM {fault} u WHERE u.seq = o.seq AND u.id = o.id))
                AND (o.available_at IS NULL OR o.available_at <= moment.now)
              ORDER BY o.seq LIMIT 1) p
          WHERE isfinite(p.created_at)),
      waiting AS MATERIALIZED (
         SELECT o.aside, o.aggregate_type, o.aggregate_id, greatest(o.created_at, o.available_at) AS since
-          FROM {table} o WHERE o.aside IS NOT NULL LIMIT 100001),
+          FROM {table} o WHERE o.aside IS NOT NULL
+           AND (NOT (SELECT EXISTS (SELECT FROM {fault})) OR NOT EXISTS (SELECT FROM {fault} u WHERE u.seq = o.seq AND u.id = o.id)) LIMIT 100001),
+     faults AS MATERIALIZED (SELECT count(*) AS rows FROM (SELECT FROM {fault} LIMIT 100001) u),
      counts AS MATERIALIZED (
         SELECT count(*) AS rows,
                count(*) FILTER (WHERE aside = 'deferred') AS deferred,
@@ -32,7 +37,7 @@ WITH moment AS MATERIALIZED (SELECT statement_timestamp() AS now),
 SELECT (SELECT count(*) FILTER (WHERE is_due) FROM pending) AS pending,
        (SELECT count(*) > 100000 FROM pending) AS is_capped,
        (SELECT sum(greatest(last.seq - s.floor, 0)) / 64 FROM {shard} s)::bigint AS estimate,
-       c.rows > 100000 AS is_aside_capped, c.deferred, c.parked, c.held, c.scheduled, c.held_keys,
+       c.rows > 100000 AS is_aside_capped, c.deferred, c.parked + faults.rows AS parked, c.held, c.scheduled, c.held_keys,
        date_part('epoch', moment.now) - date_part('epoch', least(oldest.since, c.since)) AS oldest_age_s,
        last.seq AS newest_seq
-  FROM moment, last, oldest, counts c
+  FROM moment, last, oldest, counts c, faults

@@ -11,7 +11,7 @@ WITH chosen AS MATERIALIZED (
             SELECT o.shard, o.due_at, o.seq, o.ctid AS c FROM {table} o
              WHERE o.shard = f.shard AND o.aside IN ('deferred', 'scheduled') AND o.due_at <= statement_timestamp()
                AND o.seq <= f.cursor AND o.sent_at IS NULL
-               AND (NOT (SELECT EXISTS (SELECT FROM {fault})) OR NOT EXISTS (SELECT FROM {fault} u WHERE u.seq = o.seq AND u.id = o.id))
+               AND (NOT (SELECT EXISTS (SELECT FROM {fault})) OR (SELECT 1 FROM {fault} u WHERE u.seq = o.seq AND u.id = o.id) IS NULL)
              ORDER BY o.due_at, o.seq LIMIT $3::int) x
          ORDER BY x.due_at, x.seq LIMIT $3::int)
 SELECT o.aside, $4::bool AND o.aggregate_id IS NOT NULL AND EXISTS (
@@ -21,7 +21,7 @@ SELECT o.aside, $4::bool AND o.aggregate_id IS NOT NULL AND EXISTS (
                AND b.aside IS NOT NULL AND b.seq < o.seq AND b.holds
                AND b.aggregate_id = o.aggregate_id
                AND coalesce(b.aggregate_type, '') = coalesce(o.aggregate_type, '')
-               AND (NOT (SELECT EXISTS (SELECT FROM {fault})) OR NOT EXISTS (SELECT FROM {fault} u WHERE u.seq = b.seq AND u.id = b.id))) AS is_blocked,
+               AND (NOT (SELECT EXISTS (SELECT FROM {fault})) OR (SELECT 1 FROM {fault} u WHERE u.seq = b.seq AND u.id = b.id) IS NULL)) AS is_blocked,
        o.shard, {row}
   FROM chosen JOIN {table} o ON o.ctid = chosen.c
  ORDER BY chosen.due_at, chosen.seq

@@ -2,7 +2,7 @@
 --          lowest of a shard's cursor and their lows. A shard without a row gives one line of nulls.
 -- Values:  $1..$5 the list (number, low, xid or null, gone, asked); $6 shards, $7 cursors, $8 S, $9 rows a shard,
 --          $10 may read beyond S (R3), $11 the largest body that comes along; rows in the
---          fault table are left out.
+--          fault table are left out, by one probe a row (an EXISTS would read all of that table into a hash).
 -- Locks:   none.
 -- Index:   {read_index}, one descent a shard; other shapes than this lateral were 10-1,000 times slower.
 -- Caller:  relay/outbox.py `page`.
@@ -18,5 +18,5 @@ SELECT e.ended, f.shard, x.*
           FROM {table} o
          WHERE o.shard = f.shard AND o.aside IS NULL AND o.seq > least(f.cursor, coalesce(e.low, f.cursor))
            AND (o.seq <= $8::bigint OR $10::bool) AND o.sent_at IS NULL
-           AND (NOT (SELECT EXISTS (SELECT FROM {fault})) OR NOT EXISTS (SELECT FROM {fault} u WHERE u.seq = o.seq AND u.id = o.id))
+           AND (NOT (SELECT EXISTS (SELECT FROM {fault})) OR (SELECT 1 FROM {fault} u WHERE u.seq = o.seq AND u.id = o.id) IS NULL)
          ORDER BY o.seq LIMIT $9::int) x ON true

@@ -12,7 +12,7 @@ WITH k AS MATERIALIZED (SELECT DISTINCT k.t, k.a FROM unnest($1::text[], $2::tex
              WHERE hashtextextended((coalesce(o.aggregate_type, '') || chr(31) || o.aggregate_id) COLLATE "C", 0)
                  = hashtextextended((k.t || chr(31) || k.a) COLLATE "C", 0)
                AND o.aside IS NOT NULL AND o.holds AND o.aggregate_id = k.a AND coalesce(o.aggregate_type, '') = k.t
-               AND (NOT (SELECT EXISTS (SELECT FROM {fault})) OR NOT EXISTS (SELECT FROM {fault} u WHERE u.seq = o.seq AND u.id = o.id))
+               AND (NOT (SELECT EXISTS (SELECT FROM {fault})) OR (SELECT 1 FROM {fault} u WHERE u.seq = o.seq AND u.id = o.id) IS NULL)
              ORDER BY o.seq LIMIT 1) l
          WHERE l.aside = 'held'),
      t AS (

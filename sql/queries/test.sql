@@ -11,7 +11,7 @@ WITH t AS MATERIALIZED (
                      = hashtextextended((coalesce(o.aggregate_type, '') || chr(31) || o.aggregate_id) COLLATE "C", 0)
                    AND b.aside IS NOT NULL AND b.seq < o.seq AND b.holds AND b.aggregate_id = o.aggregate_id
                    AND coalesce(b.aggregate_type, '') = coalesce(o.aggregate_type, '')
-                   AND (NOT (SELECT EXISTS (SELECT FROM {fault})) OR NOT EXISTS (SELECT FROM {fault} u WHERE u.seq = b.seq AND u.id = b.id))) AS is_blocked
+                   AND (NOT (SELECT EXISTS (SELECT FROM {fault})) OR (SELECT 1 FROM {fault} u WHERE u.seq = b.seq AND u.id = b.id) IS NULL)) AS is_blocked
           FROM unnest($1::tid[], $2::bigint[], $3::text[]) k(c, seq, id)
           JOIN {table} o ON o.ctid = k.c
          WHERE o.seq = k.seq AND o.id = k.id AND o.sent_at IS NULL),

@@ -207,6 +207,8 @@ async def test_a_recorded_row_that_is_aside_holds_nothing(
     assert [each.seq for each in settled.faults] == [1]
     assert settled.promoted == {again.shard}
     assert await states(database) == ["deferred+", "deferred+", "pending"]
+    backlog = await relay.backlog()
+    assert (backlog.backlog_rows, backlog.deferred_rows, backlog.parked_rows) == (2, 1, 1)
     assert await due(relay) == [2]
     assert (await relay.renew(relay.held(), available=True)).next_due_in_s is not None
     await relay.settle(relay.settlement(sent=(await relay.due(dict.fromkeys(range(ALL), 9), 9)).released))
