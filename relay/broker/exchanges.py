@@ -15,10 +15,10 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from typing import Final
+from typing import Final, cast
 
-from aiormq import Connection
-from aiormq.channel import EXCEPTION_MAPPING
+from aiormq import Connection, spec
+from aiormq.channel import EXCEPTION_MAPPING, Channel
 from aiormq.exceptions import AMQPError, ChannelClosed, ChannelInvalidStateError
 
 ANSWER_TIMEOUT_S: Final = 10.0
@@ -28,6 +28,18 @@ _REFUSAL_AGE_S: Final = 5.0
 _PAUSE_S: Final = 1.0
 _NAMES_MAX: Final = 1000
 _CODES: Final = {error: code for code, error in EXCEPTION_MAPPING.items()}
+
+
+class _Question(spec.Exchange.Declare):
+    """A passive declare of any name that RabbitMQ knows: pamqp's own check would refuse names of more than 127
+    characters, or of other than ASCII ones."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__(passive=True)
+        self.exchange = name
+
+    def validate(self) -> None:
+        """Nothing: the encoder has seen to the length."""
 
 
 class Forbidden:
@@ -69,7 +81,7 @@ class Exchanges:
         """Ask now: None if it exists, else the broker's refusal. AMQPError, OSError: no answer."""
         channel = await self._connection.channel(publisher_confirms=False)
         try:
-            await channel.exchange_declare(name, passive=True)
+            await cast(Channel, channel).rpc(_Question(name))
         except ChannelInvalidStateError:
             raise
         except ChannelClosed as error:

@@ -48,6 +48,7 @@ _NOTHING: Final = b"\xff"
 _ACK, _NACK, _RETURN = b"\x00\x3c\x00\x50", b"\x00\x3c\x00\x78", b"\x00\x3c\x00\x32"
 _SELECT_OK = b"\x00\x55\x00\x0b"
 _CHANNEL_CLOSE, _CONNECTION_CLOSE = b"\x00\x14\x00\x28", b"\x00\x0a\x00\x32"
+_CLOSES: Final = (_CHANNEL_CLOSE, _CONNECTION_CLOSE)
 _BLOCKED, _UNBLOCKED = b"\x00\x0a\x00\x3c", b"\x00\x0a\x00\x3d"
 
 
@@ -210,6 +211,10 @@ class Wire(asyncio.StreamReaderProtocol):
                 if start < at:
                     self._forward(data[start:at])
                 start = end
+            if kind == 1 and start <= at and data[at + 7 : at + 11] in _CLOSES:
+                # One that aiormq can read. (Rare, so the copies do not matter.)
+                self._forward(data[start:at] + _with_whole_text(data[at:end]))
+                start = end
             at = end
         if start < at:
             self._forward(data[start:at])
@@ -329,6 +334,18 @@ def message_id(data: bytes, at: int, end: int) -> str:
 def _close(data: bytes, at: int) -> tuple[int, str]:
     """(code, text) of a close's arguments."""
     return _CLOSE_CODE(data, at)[0], _short(data, at + 2)[0]
+
+
+def _with_whole_text(frame: bytes) -> bytes:
+    """A close with dots for what is no character of its text.
+
+    RabbitMQ cuts a text off after 255 bytes, in the middle of a character too; aiormq would fail on it and never
+    tell who waits.
+    """
+    text_at = 7 + 4 + 2 + 1
+    end = text_at + frame[text_at - 1]
+    text = frame[text_at:end].decode("utf-8", "ignore").encode()
+    return frame[:text_at] + text + b"." * (end - text_at - len(text)) + frame[end:]
 
 
 def _short(data: bytes, at: int) -> tuple[str, int]:

@@ -1,0 +1,347 @@
+"""Rows that cannot go, among rows that can, end to end: one bad row costs nobody else anything.
+
+Bystander rule: good rows of other keys stand before and after it in the same transaction; all of them arrive within
+about five seconds, once, apart from one repeat where the broker closed its channel under them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import json
+import time
+from collections import Counter
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from datetime import timedelta
+from typing import Any
+from urllib.parse import unquote, urlsplit
+
+import aio_pika
+import asyncpg
+import pytest
+from aio_pika.abc import AbstractChannel, AbstractIncomingMessage
+
+from relay.servers import RabbitServer
+from tests.e2e.conftest import Daemon, Site, command
+from tests.e2e.ledger import drain
+
+ONE_OR_TWO = pytest.mark.parametrize("relays", [1, 2])
+BYSTANDERS = 20
+LADDER = ",".join(["300ms"] * 32)
+
+
+@asynccontextmanager
+async def channel_of(site: Site) -> AsyncIterator[AbstractChannel]:
+    async with await aio_pika.connect(site.amqp_url) as connection:
+        yield await connection.channel()
+
+
+async def start(site: Site, relays: int, **settings: str) -> list[Daemon]:
+    return [await site.start(name=f"r{number}", **settings).ready() for number in range(relays)]
+
+
+async def insert_among(site: Site, poison: Sequence[dict[str, Any]]) -> list[str]:
+    """One transaction: bystanders, the poison, bystanders; returns the bystanders' ids."""
+    good = [f"good{number}" for number in range(2 * BYSTANDERS)]
+    async with site.database.transaction():
+        for each in good[:BYSTANDERS]:
+            await site.insert(each, key=each)
+        for columns in poison:
+            await site.insert(**columns)
+        for each in good[BYSTANDERS:]:
+            await site.insert(each, key=each)
+    return good
+
+
+async def arrived(site: Site, good: Sequence[str], *, copies_max: int = 1, within_s: float = 5.0) -> dict[str, int]:
+    """The bystanders arrive in time, each so often; returns how often whatever else arrived."""
+    began = time.monotonic()
+    await site.until(f"(SELECT count(*) = {len(good)} FROM outbox WHERE sent_at IS NOT NULL AND id LIKE 'good%')")
+    assert time.monotonic() - began < within_s
+    counts = Counter(message.message_id or "" for message in await drain(site.amqp_url, len(good)))
+    assert all(1 <= counts[each] <= copies_max for each in good), counts.most_common(3)
+    attempts = await site.database.fetchval("SELECT sum(attempts) FROM outbox WHERE id LIKE 'good%'")
+    assert attempts == 0, "bystanders are charged nothing"
+    return {each: count for each, count in counts.items() if each not in good}
+
+
+async def row(site: Site, id: str) -> asyncpg.Record:
+    found = await site.database.fetchrow("SELECT * FROM outbox WHERE id = $1", id)
+    assert found is not None
+    return found
+
+
+async def parked(site: Site, id: str, failure: str) -> asyncpg.Record:
+    await site.until(f"(SELECT aside = 'parked' FROM outbox WHERE id = '{id}')")
+    found = await row(site, id)
+    assert (found["failure_class"], found["sent_at"]) == (failure, None)
+    return found
+
+
+# ---------------------------------------------------------------- no route
+
+
+@ONE_OR_TWO
+async def test_case_01_an_unroutable_row_goes_when_its_route_comes(site: Site, relays: int) -> None:
+    await start(site, relays, retry_delays=LADDER)
+    poison: list[dict[str, Any]] = [
+        {"id": "nowhere", "event_type": "nope.x", "key": "n"},
+        {"id": "empty", "event_type": "nope.x", "key": "e", "payload": None},
+    ]
+    good = await insert_among(site, poison)
+    assert await arrived(site, good) == {}
+    for each in ("nowhere", "empty"):
+        await site.until(f"(SELECT attempts > 0 FROM outbox WHERE id = '{each}')")
+        found = await row(site, each)
+        assert (found["sent_at"], found["failure_class"]) == (None, "unroutable")
+        assert "NO_ROUTE" in found["failure_error"]
+        assert (found["failure_exchange"], found["failure_routing_key"]) == ("events", "nope.x")
+    async with channel_of(site) as channel:
+        await (await channel.get_queue("q")).bind("events", "nope.#")
+    await site.all_sent()
+    assert Counter(message.message_id for message in await drain(site.amqp_url, 2)) == {"nowhere": 1, "empty": 1}
+
+
+# ---------------------------------------------------------------- refused
+
+
+@ONE_OR_TWO
+async def test_case_02_an_internal_exchange(site: Site, relays: int) -> None:
+    async with channel_of(site) as channel:
+        await channel.declare_exchange("inner", aio_pika.ExchangeType.TOPIC, durable=True, internal=True)
+    daemons = await start(site, relays)
+    good = await insert_among(site, [{"id": f"bad{n}", "key": f"b{n}", "exchange": "inner"} for n in range(5)])
+    for n in range(5):
+        found = await parked(site, f"bad{n}", "refused")
+        assert "cannot publish to internal exchange 'inner'" in found["failure_error"]
+        assert found["failure_error"].startswith("403 ACCESS_REFUSED")
+        assert (found["failure_exchange"], found["failure_routing_key"], found["attempts"]) == ("inner", "ok.x", 1)
+    assert await arrived(site, good, copies_max=2) == {}
+    for daemon in daemons:
+        await daemon.ready()
+        assert daemon.metrics().get('relay_reconnects_total{peer="broker"}', 0.0) <= 3, "no storm"
+
+
+@ONE_OR_TWO
+async def test_case_02_a_refusal_that_names_nobody(site: Site, rabbit_server: RabbitServer, relays: int) -> None:
+    """A name so long that the broker's text is cut off before it says anything: all in flight are suspects."""
+    name = "inner-" + "x" * 240
+    vhost = unquote(urlsplit(site.amqp_url).path[1:])
+    # The client library knows no names of this length.
+    declare = (
+        f'rabbit_exchange:declare({{resource, <<"{vhost}">>, exchange, <<"{name}">>}}, topic, true, false, true, [],'
+    )
+    await asyncio.to_thread(rabbit_server.eval, f'{declare} <<"test">>)')
+    daemons = await start(site, relays)
+    poison: list[dict[str, Any]] = [{"id": "bad", "key": "b", "exchange": name}, {"id": "behind", "key": "b"}]
+    good = await insert_among(site, poison)
+    found = await parked(site, "bad", "refused")
+    assert (found["failure_exchange"], found["attempts"]) == (name, 1)
+    assert await arrived(site, good, copies_max=2) == {}
+    await site.until("(SELECT aside = 'held' FROM outbox WHERE id = 'behind')")
+    for daemon in daemons:
+        await daemon.ready()
+
+
+@ONE_OR_TWO
+async def test_case_02_a_header_that_adds_routes(site: Site, relays: int) -> None:
+    await start(site, relays)
+    poison = [
+        {"id": "cc", "key": "c", "headers": '{"CC": ["ok.y"]}'},
+        {"id": "bcc", "key": "d", "headers": '{"BCC": ["ok.y"]}'},
+    ]
+    good = await insert_among(site, poison)
+    assert await arrived(site, good) == {}
+    for each in ("cc", "bcc"):
+        assert (await parked(site, each, "invalid"))["attempts"] == 1
+
+
+@ONE_OR_TWO
+@pytest.mark.parametrize("on_parked", ["hold", "continue"])
+async def test_case_03_a_body_above_the_brokers_limit(
+    site: Site, rabbit_server: RabbitServer, relays: int, on_parked: str
+) -> None:
+    get = "rabbit_misc:get_env(rabbit, max_message_size, 0)"
+    before = await asyncio.to_thread(rabbit_server.eval, get)
+    await asyncio.to_thread(rabbit_server.eval, "application:set_env(rabbit, max_message_size, 1048576)")
+    try:
+        await start(site, relays, on_parked=on_parked)
+        large = json.dumps("x" * (2 << 20))
+        poison = [{"id": "large", "key": "l", "payload": large}, {"id": "behind", "key": "l"}]
+        good = await insert_among(site, poison)
+        found = await parked(site, "large", "too_large")
+        assert "1048576" in found["failure_error"]
+        if on_parked == "continue":
+            await site.until("(SELECT sent_at IS NOT NULL FROM outbox WHERE id = 'behind')")
+            assert await arrived(site, good, copies_max=2) == {"behind": 1}
+        else:
+            assert await arrived(site, good, copies_max=2) == {}
+            await site.until("(SELECT aside = 'held' FROM outbox WHERE id = 'behind')")
+    finally:
+        await asyncio.to_thread(rabbit_server.eval, f"application:set_env(rabbit, max_message_size, {before})")
+
+
+async def test_the_configured_exchange_refuses(site: Site, rabbit_server: RabbitServer) -> None:
+    """That is the configuration's fault: not ready, no attempts, and it goes on when it is mended."""
+    async with channel_of(site) as channel:
+        await channel.exchange_delete("events")
+        await channel.declare_exchange("events", aio_pika.ExchangeType.TOPIC, durable=True, internal=True)
+    daemon = site.start()
+    await site.insert("m", key="k")
+    await daemon.not_ready("exchange")
+    assert (await row(site, "m"))["attempts"] == 0
+    async with channel_of(site) as channel:
+        await channel.exchange_delete("events")
+        exchange = await channel.declare_exchange("events", aio_pika.ExchangeType.TOPIC, durable=True)
+        await (await channel.get_queue("q")).bind(exchange, "ok.#")
+    await site.all_sent(30)
+    await daemon.ready()
+    assert (await row(site, "m"))["attempts"] == 0
+
+
+# ---------------------------------------------------------------- nacked
+
+
+@ONE_OR_TWO
+async def test_case_04_a_full_queue(site: Site, relays: int) -> None:
+    async with channel_of(site) as channel:
+        arguments: dict[str, Any] = {"x-max-length": 1, "x-overflow": "reject-publish"}
+        queue = await channel.declare_queue("full", durable=True, arguments=arguments)
+        await queue.bind("events", "full.#")
+        await start(site, relays)
+        poison = [{"id": f"f{n}", "event_type": "full.x", "key": "f"} for n in range(1, 6)]
+        good = await insert_among(site, poison)
+        assert await arrived(site, good) == {}
+        order: list[str] = []
+        while len(order) < 5:
+            await site.until(
+                f"(SELECT count(*) = {len(order) + 1} FROM outbox WHERE id LIKE 'f_' AND sent_at IS NOT NULL)"
+            )
+            message = await queue.get(timeout=5)
+            assert message is not None
+            await message.ack()
+            order.append(message.message_id or "")
+        assert order == ["f1", "f2", "f3", "f4", "f5"]
+        assert await site.database.fetchval("SELECT sum(attempts) FROM outbox") == 0
+
+
+# ---------------------------------------------------------------- encoding
+
+
+@ONE_OR_TWO
+async def test_case_12_short_strings_at_the_limit(site: Site, relays: int) -> None:
+    await start(site, relays)
+    fits, long = "é" * 127, "é" * 128
+    async with channel_of(site) as channel:
+        await (await channel.get_queue("q")).bind("events", fits)
+    poison = [
+        {"id": long, "key": "1"},
+        {"id": "key", "key": "2", "routing_key": long},
+        {"id": "type", "event_type": long, "key": "3"},
+        {"id": "correlation", "key": "4", "correlation_id": long},
+        {"id": fits, "event_type": fits, "key": "5", "routing_key": fits, "correlation_id": fits},
+    ]
+    good = await insert_among(site, poison)
+    await site.until(f"(SELECT sent_at IS NOT NULL FROM outbox WHERE id = '{fits}')")
+    for each in (long, "key", "type", "correlation"):
+        await parked(site, each, "invalid")
+    messages = {message.message_id: message for message in await drain(site.amqp_url, len(good) + 1)}
+    assert messages.keys() == {*good, fits}
+    exact = messages[fits]
+    assert (exact.routing_key, exact.type, exact.correlation_id) == (fits, fits, fits)
+    assert len((exact.type or "").encode()) == 254
+
+
+@ONE_OR_TWO
+async def test_case_13_headers_that_arrive_and_those_that_park(site: Site, relays: int) -> None:
+    daemons = await start(site, relays)
+    carried = {
+        "nothing": None,
+        "deep": {"a": [1, 2.5, None, {"b": True}]},
+        "yes": True,
+        "big": 2**53 + 1,
+        "two hundred": 200,
+        "minus": -1,
+        "tenth": 0.1,
+    }
+    poison: list[dict[str, Any]] = [
+        {"id": "carried", "key": "1", "headers": json.dumps(carried)},
+        {"id": "int64", "key": "2", "headers": '{"n": 9223372036854775808}'},
+        # jsonb keeps it as an integer of 301 digits, which is no 64-bit integer and not exactly a double.
+        {"id": "1e300", "key": "6", "headers": '{"n": 1e300}'},
+        {"id": "x" * 300, "key": "3"},
+        {"id": "p300", "key": "4", "priority": 300},
+        {"id": "p-1", "key": "5", "priority": -1},
+    ]
+    good = await insert_among(site, poison)
+    await site.until("(SELECT sent_at IS NOT NULL FROM outbox WHERE id = 'carried')")
+    for each in ("int64", "1e300", "x" * 300, "p300", "p-1"):
+        await parked(site, each, "invalid")
+    messages = {message.message_id: message for message in await drain(site.amqp_url, len(good) + 1)}
+    assert messages.keys() == {*good, "carried"}
+    headers = messages["carried"].headers
+    for name, value in carried.items():
+        assert headers[name] == value
+        assert type(headers[name]) is type(value)
+    for daemon in daemons:
+        assert daemon.process.poll() is None
+        await daemon.ready()
+
+
+@ONE_OR_TWO
+async def test_case_14_deadlines(site: Site, relays: int) -> None:
+    await start(site, relays)
+    now = await site.database.fetchval("SELECT clock_timestamp()")
+    poison: list[dict[str, Any]] = [
+        {"id": "minute", "key": "1", "expires_at": now + timedelta(seconds=60)},
+        {"id": "past", "key": "2", "expires_at": now},
+        {"id": "behind", "key": "2"},
+    ]
+    good = await insert_among(site, poison)
+    found = await parked(site, "past", "expired")
+    assert not found["holds"], "an expired row holds nobody"
+    await site.until("(SELECT count(*) = 2 FROM outbox WHERE id IN ('minute', 'behind') AND sent_at IS NOT NULL)")
+    messages = {message.message_id: message for message in await drain(site.amqp_url, len(good) + 2)}
+    assert messages.keys() == {*good, "minute", "behind"}
+    left = messages["minute"].expiration
+    assert left is not None
+    assert isinstance(left, int | float)
+    assert 50 < left <= 60
+
+
+@ONE_OR_TWO
+@pytest.mark.parametrize(
+    ("payload_type", "payloads"),
+    [
+        ("json", {"null": (None, b""), "json null": ("null", b"null")}),
+        ("jsonb", {"null": (None, b""), "json null": ("null", b"null")}),
+        ("text", {"null": (None, b""), "empty": ("", b""), "word": ("null", b"null")}),
+        ("bytea", {"null": (None, b""), "empty": (b"", b""), "byte": (b"\x00", b"\x00")}),
+    ],
+)
+async def test_case_16_null_and_empty_payloads(
+    site: Site, relays: int, payload_type: str, payloads: dict[str, tuple[Any, bytes]]
+) -> None:
+    """SQL NULL and empty bodies are empty messages, the JSON null is four bytes; the content type tells the rest."""
+    table = f"outbox_{payload_type}"
+    settings = {**site.settings, "RELAY_TABLE": table}
+    done = await asyncio.to_thread(command, "migrate", "--payload", payload_type, settings=settings)
+    assert done.returncode == 0, done.stderr
+    await start(site, relays, table=table)
+    for name, (payload, _) in payloads.items():
+        await site.database.execute(
+            f"INSERT INTO {table} (id, event_type, aggregate_id, payload) VALUES ($1, 'ok.x', $1, $2)", name, payload
+        )
+    messages = {message.message_id or "": message for message in await drain(site.amqp_url, len(payloads))}
+    assert {name: message.body for name, message in messages.items()} == {
+        name: body for name, (_, body) in payloads.items()
+    }
+    assert {_digest(message) for message in messages.values()} == {
+        hashlib.sha256(body).hexdigest() for _, body in payloads.values()
+    }
+    await site.until(f"NOT EXISTS (SELECT FROM {table} WHERE sent_at IS NULL)")
+
+
+def _digest(message: AbstractIncomingMessage) -> str:
+    return hashlib.sha256(message.body).hexdigest()
