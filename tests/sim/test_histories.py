@@ -772,16 +772,21 @@ def test_l3_who_loses_the_renewing_session_stops_writing() -> None:
 
 
 def test_l4_a_frozen_relay_writes_nothing_after_its_lease() -> None:
-    """A freezes with rows ready, B takes over, A wakes: the oracle looks at every publish (L4)."""
+    """A freezes with rows ready (an alarm kept them), B takes over, A wakes: the oracle looks at every publish."""
 
     async def script(world: World) -> None:
         first = world.start()
         await owns(world, first)
-        world.add(None, 300)
-        await world.until(lambda: len(world.oracle.publications) >= 1, what="publishing")
+        await world.until(lambda: bool(world.rabbit.links), what="a link")
+        world.rabbit.block(True)
+        await asyncio.sleep(0.01)
+        rows = world.add(None, 50)
+        await passes(world, "page", when=brings(rows[0]))
+        await asyncio.sleep(0.2)
         first.freeze()
         second = world.start()
         await owns(world, second)
+        world.rabbit.block(False)
         first.thaw()
 
     play(script, settings(lease_s=2.0))
@@ -879,6 +884,7 @@ def test_identity_seqs_are_handed_out_again() -> None:
         world.rabbit.mute(False)
         await world.delivered(*new)
         await is_sent(world, new[4])
+        assert not [each for each in lost[1:] if each in world.oracle.publications], "gone from the table"
 
     play(script, database=asynchronous())
 
