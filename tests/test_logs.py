@@ -72,7 +72,7 @@ def test_no_form_of_a_secret_is_written(log_format: LogFormat) -> None:
         deep={"a": ["sesame/open"]},
     )
     log.info("other", url="postgresql://u:unknown-one@h/d")
-    logging.getLogger("aiormq.connection").warning("connecting to %s", "amqp://u:sesame%2fopen@h/")
+    logging.getLogger("aio_pika.connection").warning("connecting to %s", "amqp://u:sesame%2fopen@h/")
     assert stream.getvalue().count("\n") == 3
     assert "sesame" not in stream.getvalue()
     assert "unknown-one" not in stream.getvalue()
@@ -80,14 +80,14 @@ def test_no_form_of_a_secret_is_written(log_format: LogFormat) -> None:
 
 def test_libraries_come_through_at_warning_without_tracebacks() -> None:
     _, stream = started()
-    library = logging.getLogger("aiormq.connection")
+    library = logging.getLogger("aio_pika.connection")
     library.info("chatter")
     try:
         raise ConnectionResetError("reset by peer")
     except ConnectionResetError:
         library.exception("Server connection closed")
     line = json.loads(stream.getvalue())
-    assert (line["event"], line["logger"], line["level"]) == ("library", "aiormq.connection", "error")
+    assert (line["event"], line["logger"], line["level"]) == ("library", "aio_pika.connection", "error")
     assert line["error"] == "ConnectionResetError: reset by peer"
     assert "Traceback" not in stream.getvalue()
 

@@ -6,7 +6,6 @@ import asyncio
 import json
 import signal
 import time
-from pathlib import Path
 
 import aio_pika
 import asyncpg
@@ -135,23 +134,6 @@ async def test_row_that_no_message_can_carry_is_parked_alone(site: Site) -> None
     await site.until("(SELECT aside = 'parked' FROM outbox WHERE id = 'poison')")
     assert await site.database.fetchval("SELECT failure_class FROM outbox WHERE id = 'poison'") == "invalid"
     assert {message.message_id for message in await drain(site.amqp_url, 2)} == {"before", "after"}
-
-
-async def test_parked_row_is_redriven_by_the_sql_of_the_runbook(site: Site) -> None:
-    await site.insert("ID", "nope.x", key="k")
-    await site.insert("follower", key="k")
-    await site.start(unroutable="park").ready()
-    await site.until("(SELECT aside = 'parked' FROM outbox WHERE id = 'ID')")
-    await site.until("(SELECT aside = 'held' FROM outbox WHERE id = 'follower')")
-    async with await aio_pika.connect(site.amqp_url) as connection:
-        channel = await connection.channel()
-        await (await channel.get_queue("q")).bind("events", "nope.#")
-    runbook = (Path(__file__).parents[2] / "docs" / "operations.md").read_text()
-    start = runbook.index("    BEGIN;")
-    await site.database.execute(runbook[start : runbook.index("COMMIT;", start) + len("COMMIT;")])
-    await site.all_sent()
-    found = await ledger(site.database, site.amqp_url)
-    found.assert_complete()
 
 
 async def test_missing_exchange_uses_no_attempt(site: Site) -> None:
