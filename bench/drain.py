@@ -16,7 +16,14 @@ from bench.relay_run import run_relay
 from bench.report import Report, summarise, summary_table
 from bench.rig import Rig
 
-CEILINGS: Final = ((200, "buffer"), (1000, "buffer"), (5000, "buffer"), (5000, "library"))
+CEILINGS: Final = (
+    (200, "buffer"),
+    (1000, "buffer"),
+    (5000, "buffer"),
+    (200, "library"),
+    (1000, "library"),
+    (5000, "library"),
+)
 """The C publisher's variants: window and how it writes (ceiling.c). The ceiling is the best of them."""
 
 Progress = Callable[[str], None]

@@ -50,7 +50,8 @@ def _median(values: Sequence[float]) -> float:
 def summarise(runs: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """Per variant the medians and the best; the ceiling is the C variant with the highest median.
 
-    `ratio` is a variant's median through the ceiling, `ratio_of_bests` its best through the best of any C run.
+    `ratio` is a variant's median through the ceiling, `ratio_of_bests` its best through the best of any C run,
+    `ratio_library` its median through the highest median of librabbitmq's own publish call.
     """
     variants: dict[str, dict[str, Any]] = {}
     for name in dict.fromkeys(f"{run['publisher']} {run['variant']}" for run in runs):
@@ -77,12 +78,25 @@ def summarise(runs: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
                 variant["ratio"] = round(variant["msgs_per_s_median"] / ceilings[best]["msgs_per_s_median"], 3)
                 fastest = max(v["msgs_per_s_best"] for v in ceilings.values())
                 variant["ratio_of_bests"] = round(variant["msgs_per_s_best"] / fastest, 3)
+                calls = [v["msgs_per_s_median"] for name, v in ceilings.items() if name.startswith("c library")]
+                if calls:
+                    variant["ratio_library"] = round(variant["msgs_per_s_median"] / max(calls), 3)
     return summary
 
 
 def summary_table(summary: Mapping[str, Any]) -> str:
     """What `summarise` found, for a terminal."""
-    heads = ("publisher", "msg/s", "best", "ratio", "µs publisher", "µs postgres", "µs rabbitmq", "peak MB")
+    heads = (
+        "publisher",
+        "msg/s",
+        "best",
+        "ratio",
+        "of library",
+        "µs publisher",
+        "µs postgres",
+        "µs rabbitmq",
+        "peak MB",
+    )
     lines = []
     for name, v in summary["variants"].items():
         cpu = v["cpu_us_per_msg"]
@@ -92,6 +106,7 @@ def summary_table(summary: Mapping[str, Any]) -> str:
                 f"{v['msgs_per_s_median']:,.0f}",
                 f"{v['msgs_per_s_best']:,.0f}",
                 f"{v['ratio']:.2f}" if "ratio" in v else "",
+                f"{v['ratio_library']:.2f}" if "ratio_library" in v else "",
                 f"{cpu['publisher']:.1f}",
                 f"{cpu['postgres']:.1f}" if "postgres" in cpu else "",
                 f"{cpu['rabbitmq']:.1f}",
