@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Coroutine, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from random import Random
 
 from relay.core.chains import Chains
 from relay.core.leases import Leases
-from relay.core.ports import Claim, Clock, Link, Outbox, OutboxInfo, Setback
+from relay.core.ports import Claim, Clock, Link, Outbox, OutboxInfo, Setback, Settlement
 from relay.core.reading import Reading
 from relay.core.settings import EngineSettings
 from relay.http import Readiness
@@ -80,20 +80,10 @@ class DatabaseTime:
 
 
 @dataclass(slots=True)
-class Decisions:
-    """What is to be settled next. `serial` numbers the settlement that will carry it."""
+class Decisions(Settlement):
+    """The settlement in the making, without its fences yet. `serial` is the number that it will carry."""
 
     serial: int = 0
-    sent: list[Row] = field(default_factory=list)
-    setbacks: list[Setback] = field(default_factory=list)
-    followers: list[Row] = field(default_factory=list)
-    tested: list[Row] = field(default_factory=list)
-    scheduled: list[Row] = field(default_factory=list)
-    promotions: list[tuple[int, Key]] = field(default_factory=list)
-
-    def __len__(self) -> int:
-        rows = len(self.sent) + len(self.setbacks) + len(self.followers) + len(self.tested) + len(self.scheduled)
-        return rows + len(self.promotions)
 
 
 class Engine:

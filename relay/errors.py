@@ -125,7 +125,7 @@ class ExchangeMissing(BrokerRefused):
 
 
 class MessageInvalid(RelayError):
-    """A row cannot become a message, now or ever; `failure_class` is one of CONTRACT §5 (`invalid`, `too_large`)."""
+    """A row cannot become a message, now or ever; `failure_class` is one of docs/schema.md (`invalid`, `too_large`)."""
 
     def __init__(self, message: str, *, failure_class: str = "invalid", hint: str | None = None) -> None:
         super().__init__(message, hint=hint)

@@ -411,6 +411,15 @@ class Chains:
 
     def on_lost(self, rows: Sequence[Row]) -> None:
         """A link closed over these: ready again, before everything else, in their order."""
+        self._ready.extendleft(reversed(self._back_from_link(rows)))
+
+    def keep_apart(self, rows: Iterable[Row]) -> None:
+        """The same for rows that must not go with others (`core/suspects.py`): ready, in no queue, for `take_alone`."""
+        self._back_from_link(rows)
+
+    def _back_from_link(self, rows: Iterable[Row]) -> list[Row]:
+        """READY again, in no queue yet; but for those whose turn it is not, for a lower one of the key committed
+        meanwhile: these wait, and come out of `take` in their turn."""
         again: list[Row] = []
         for row in rows:
             if row.state is not _IN_FLIGHT:
@@ -418,27 +427,12 @@ class Chains:
             self._land(row)
             chain = self._chains.get(row.key) if row.key is not None and self._is_ordered else None
             if chain is not None and self._is_strict and chain.rows[0] is not row:
-                # A lower one of its key committed meanwhile.
                 row.state = _WAITING
                 self._advance(chain)
                 continue
             row.state = _READY
             again.append(row)
-        self._ready.extendleft(reversed(again))
-
-    def keep_apart(self, rows: Iterable[Row]) -> None:
-        """The same for rows that must not go with others (`core/suspects.py`): ready, in no queue, for `take_alone`."""
-        for row in rows:
-            if row.state is not _IN_FLIGHT:
-                continue
-            self._land(row)
-            chain = self._chains.get(row.key) if row.key is not None and self._is_ordered else None
-            if chain is not None and self._is_strict and chain.rows[0] is not row:
-                # In its turn it comes out of `take`, and is kept apart again.
-                row.state = _WAITING
-                self._advance(chain)
-                continue
-            row.state = _READY
+        return again
 
     def take_alone(self, row: Row) -> None:
         """This one goes now: a ready row that stands in no queue."""

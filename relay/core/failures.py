@@ -1,6 +1,6 @@
 """What becomes of a row that failed: its class, whether it parks, what it holds, when it is tried again.
 
-Owns the table of CONTRACT §5. Outages, alarms, nacks and timeouts never come here: they delay rows and use up no
+Owns the table of docs/schema.md. Outages, alarms, nacks and timeouts never come here: they delay rows and use up no
 attempt.
 
     class         tried again                              parked    holds its key while parked
@@ -26,7 +26,7 @@ from relay.message import Aside, Row
 
 
 class Failure(StrEnum):
-    """The failure classes of CONTRACT §5."""
+    """The failure classes of docs/schema.md."""
 
     UNROUTABLE = "unroutable"
     REFUSED = "refused"

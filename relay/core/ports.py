@@ -142,7 +142,7 @@ class Due:
 class Setback:
     """A failed row's way aside: `deferred` until `delay_s` from now, or `parked`.
 
-    `attempts` is absolute. `reason` is a failure class of CONTRACT §5, `error` the full text,
+    `attempts` is absolute. `reason` is a failure class of docs/schema.md, `error` the full text,
     `exchange` and `routing_key` the route as resolved (empty where it could not be).
     """
 
@@ -330,7 +330,7 @@ class Closed(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Rejection:
-    """A row that was not sent because it cannot be: `reason` of CONTRACT §5 and the text."""
+    """A row that was not sent because it cannot be: `reason` of docs/schema.md and the text."""
 
     row: Row
     reason: str

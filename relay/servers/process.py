@@ -13,6 +13,7 @@ import socket
 import subprocess
 import tempfile
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Self
@@ -50,7 +51,7 @@ def free_port() -> int:
     raise ServerFailed(f"no free port in {PORTS.start}-{PORTS.stop} on {LOOPBACK}")
 
 
-class Server:
+class Server(ABC):
     """What both servers share: one child process that leads a process group of its own, a log, a guard."""
 
     kind: str
@@ -107,18 +108,21 @@ class Server:
             if self._made_directory:
                 shutil.rmtree(self.directory, ignore_errors=True)
 
+    @abstractmethod
     def stop(self) -> None:
-        raise NotImplementedError
+        """End it in good order; `restart` brings it back with its data."""
 
+    @abstractmethod
     def _launch(self) -> None:
-        raise NotImplementedError
+        """Start the processes and wait until they answer."""
 
+    @abstractmethod
     def _end(self) -> None:
-        raise NotImplementedError
+        """End them at once, in whatever state they are."""
 
+    @abstractmethod
     def _processes(self) -> list[int]:
         """Every live process of the server, the one that forks first."""
-        raise NotImplementedError
 
     def _spawn(
         self,

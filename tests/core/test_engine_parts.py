@@ -725,7 +725,7 @@ async def test_a_row_that_cannot_be_encoded_parks_at_once_and_harms_nobody() -> 
 
 
 async def test_an_expired_row_holds_nobody() -> None:
-    """CONTRACT §5: its followers go on, once its park is committed (H7)."""
+    """docs/schema.md: its followers go on, once its park is committed (H7)."""
     parts = Parts()
     late, follower = make_row(1), make_row(2)
     parts.link.rejects = {"m1": "expired"}
