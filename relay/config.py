@@ -317,7 +317,7 @@ def page() -> str:
         "",
         "RabbitMQ: the vhost is one path segment, `%2F` or nothing for `/`. Parameters are those of aiormq:",
         "`cafile capath cadata certfile keyfile no_verify_ssl` (with `amqps://`), `auth` (`plain`, `external`),",
-        "`heartbeat` and `timeout` (whole seconds), `name`.",
+        "`heartbeat` and `timeout` (whole seconds), `name`. The management URL takes the TLS ones, with `https://`.",
         "",
     ]
     return "\n".join(lines)

@@ -270,6 +270,8 @@ def _address(host: str, port: int | None) -> str:
 
 _AMQP_TLS = ("cafile", "capath", "cadata", "certfile", "keyfile", "no_verify_ssl")
 
+_MANAGEMENT_PARAMETERS = ("cafile", "capath", "certfile", "keyfile", "no_verify_ssl")
+
 _AMQP_PARAMETERS = (*_AMQP_TLS, "auth", "heartbeat", "name", "timeout")
 
 # RabbitMQ's own URI query names, which aiormq would ignore without a word: a CA left out, a check not made.
@@ -325,7 +327,7 @@ def _check_amqp_url(url: str) -> None:
 
 def _check_amqp_parameter(name: str, value: str, *, is_tls: bool) -> None:
     if name in _AMQP_TLS and not is_tls:
-        raise ValueError(f"has the parameter {name}, which needs amqps://")
+        raise ValueError(f"has the parameter {name}, which needs TLS: amqps:// or https://")
     match name:
         case "cafile" | "capath" | "certfile" | "keyfile":
             _readable(name, value)
@@ -342,7 +344,11 @@ def _check_amqp_parameter(name: str, value: str, *, is_tls: bool) -> None:
 
 
 def management_url(text: str) -> str:
-    """An `http://` or `https://` URL of RabbitMQ's management API."""
+    """An `http://` or `https://` URL of RabbitMQ's management API; TLS parameters as in an AMQP URL."""
     parts = _split(text, ("http", "https"))
     _hosts(parts.netloc, several=False)
+    for name, value in _pairs(parts.query):
+        if name not in _MANAGEMENT_PARAMETERS:
+            raise ValueError(f"has the unknown parameter {name}; allowed are {', '.join(_MANAGEMENT_PARAMETERS)}")
+        _check_amqp_parameter(name, value, is_tls=parts.scheme == "https")
     return text

@@ -5,21 +5,17 @@ configured.
 from __future__ import annotations
 
 import asyncio
-import base64
-import json
 import re
-import urllib.error
-import urllib.request
 from collections.abc import Iterator
 from typing import Any, Final
-from urllib.parse import quote, unquote, urlsplit, urlunsplit
+from urllib.parse import unquote, urlsplit
 
 from relay.config import Config
 from relay.errors import RelayError
+from relay.management import ApiFailed, ManagementApi
 from relay.preflight.finding import Finding, error, not_checked, ok, warning
 from relay.route import Router
 
-TIMEOUT_S: Final = 10.0
 CHECKS: Final = ("routes", "queues", "permissions", "limits")
 
 
@@ -33,7 +29,7 @@ async def check(config: Config) -> list[Finding]:
         return [not_checked(name, "RELAY_MANAGEMENT_URL is not set") for name in CHECKS]
     exchange = Router(config.exchange, config.routing_key).constant_exchange
     try:
-        return await asyncio.to_thread(lambda: list(_look(_Api(url), amqp_urls[0], exchange)))
+        return await asyncio.to_thread(lambda: list(_look(ManagementApi(url), amqp_urls[0], exchange)))
     except ApiFailed as failure:
         return [
             warning(
@@ -44,35 +40,7 @@ async def check(config: Config) -> list[Finding]:
         ]
 
 
-class ApiFailed(Exception):
-    """The API cannot be reached, or answered something that is no answer. The text holds no secret."""
-
-
-class _Api:
-    def __init__(self, url: str) -> None:
-        parts = urlsplit(url)
-        # Credentials go into the header: urllib would take them for a part of the host's name.
-        self._base = urlunsplit(parts._replace(netloc=parts.netloc.rpartition("@")[2])).rstrip("/")
-        pair = f"{unquote(parts.username or '')}:{unquote(parts.password or '')}"
-        self._authorization = "Basic " + base64.b64encode(pair.encode()).decode()
-
-    def get(self, *path: str) -> Any:
-        """The document at the path, each part of which is quoted here; None for 404. Raises ApiFailed."""
-        address = "/".join([self._base, "api", *(quote(part, safe="") for part in path)])
-        request = urllib.request.Request(address, headers={"Authorization": self._authorization})
-        try:
-            with urllib.request.urlopen(request, timeout=TIMEOUT_S) as answer:
-                return json.load(answer)
-        except urllib.error.HTTPError as failure:
-            if failure.code == 404:
-                return None
-            raise ApiFailed(f"{self._base} answered {failure.code} to /api/{'/'.join(path)}") from failure
-        except (OSError, ValueError) as failure:
-            reason = failure.reason if isinstance(failure, urllib.error.URLError) else failure
-            raise ApiFailed(f"{self._base} cannot be asked: {reason}") from failure
-
-
-def _look(api: _Api, amqp_url: str, exchange: str | None) -> Iterator[Finding]:
+def _look(api: ManagementApi, amqp_url: str, exchange: str | None) -> Iterator[Finding]:
     parts = urlsplit(amqp_url)
     vhost, user = unquote(parts.path[1:]) or "/", unquote(parts.username or "guest")
     overview = api.get("overview") or {}
@@ -85,7 +53,7 @@ def _look(api: _Api, amqp_url: str, exchange: str | None) -> Iterator[Finding]:
     yield from _limits(api)
 
 
-def _routes(api: _Api, vhost: str, exchange: str) -> Iterator[Finding]:
+def _routes(api: ManagementApi, vhost: str, exchange: str) -> Iterator[Finding]:
     described = api.get("exchanges", vhost, exchange)
     if described is None:
         yield not_checked("routes", f"there is no exchange {exchange}")
@@ -141,7 +109,7 @@ def _plain_arguments(arguments: dict[str, Any]) -> dict[str, Any]:
     return {key.removeprefix("x-"): value for key, value in arguments.items()}
 
 
-def _permissions(api: _Api, vhost: str, user: str, exchange: str) -> Iterator[Finding]:
+def _permissions(api: ManagementApi, vhost: str, user: str, exchange: str) -> Iterator[Finding]:
     granted = api.get("permissions", vhost, user)
     if granted is None:
         yield error(
@@ -164,7 +132,7 @@ def _matches(pattern: str, name: str) -> bool:
         return True  # a pattern that only PCRE understands: no verdict from here
 
 
-def _limits(api: _Api) -> Iterator[Finding]:
+def _limits(api: ManagementApi) -> Iterator[Finding]:
     nodes = api.get("nodes") or []
     for node in nodes:
         for alarm, what in (("mem_alarm", "memory"), ("disk_free_alarm", "disk")):
