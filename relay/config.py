@@ -246,10 +246,8 @@ def _missing(setting: Setting) -> str:
 
 def _contradictions(found: Mapping[str, Any]) -> Iterable[str]:
     """Settings that are each allowed and make no sense together."""
-    if found["sink"] == Sink.FILE:
-        yield "RELAY_SINK='file': not in this version; allowed: amqp"
-        if found["sink_path"] is None:
-            yield "RELAY_SINK_PATH: not set, RELAY_SINK=file needs it; allowed: a path, or - for the standard output"
+    if found["sink"] == Sink.FILE and found["sink_path"] is None:
+        yield "RELAY_SINK_PATH: not set, RELAY_SINK=file needs it; allowed: a path, or - for the standard output"
 
 
 def _idle(found: Mapping[str, Any], environ: Mapping[str, str]) -> Iterable[str]:

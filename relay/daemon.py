@@ -16,14 +16,14 @@ import random
 import secrets
 import signal
 import threading
-from collections.abc import Iterator, Sequence
-from typing import Final
+from collections.abc import Callable, Iterator, Sequence
+from typing import Final, assert_never
 
 import uvloop
 
 from relay import __version__, logs
-from relay.broker.amqp import AmqpBroker
 from relay.config import Config
+from relay.core.ports import Broker
 from relay.core.settings import EngineSettings, Ordering, Unroutable
 from relay.engine import DatabaseTime
 from relay.errors import DrainIncomplete, RelayError
@@ -32,7 +32,7 @@ from relay.metrics import Metrics, boot_time
 from relay.outbox import PostgresOutbox
 from relay.route import Router
 from relay.runner import Runner
-from relay.settings import OnParked, SentRows
+from relay.settings import OnParked, SentRows, Sink
 
 BEAT_INTERVAL_S: Final = 1.0
 
@@ -165,18 +165,41 @@ def _runner(config: Config, metrics: Metrics, readiness: Readiness, log: logs.Lo
         settle_commit=config.settle_commit,
         poll_interval_s=config.poll_interval_s,
     )
-    broker = AmqpBroker(
-        config.amqp_urls,
-        Router(config.exchange, config.routing_key),
-        database_now=database_time.now,
-        envelope_name=config.envelope.value,
-        source=config.name,
-        is_mandatory=config.unroutable is not Unroutable.DROP,
-        connection_name=f"outbox-relay {config.name}",
-    )
+    broker = _broker(config, database_time.now)
     # The system's own randomness: relays that start together must not back off together.
     seeded = random.Random(random.SystemRandom().getrandbits(64))
     return Runner(_engine_settings(config), outbox, broker, clock, seeded, metrics, readiness, log, database_time)
+
+
+def _broker(config: Config, database_now: Callable[[], float]) -> Broker:
+    """The sink; only the one in use is imported, with what it brings."""
+    router = Router(config.exchange, config.routing_key)
+    match config.sink:
+        case Sink.AMQP:
+            from relay.broker.amqp import AmqpBroker
+
+            return AmqpBroker(
+                config.amqp_urls,
+                router,
+                database_now=database_now,
+                envelope_name=config.envelope.value,
+                source=config.name,
+                is_mandatory=config.unroutable is not Unroutable.DROP,
+                connection_name=f"outbox-relay {config.name}",
+            )
+        case Sink.FILE:
+            from relay.broker.file import FileBroker
+
+            assert config.sink_path is not None, "the configuration was checked"
+            return FileBroker(
+                config.sink_path,
+                router,
+                database_now=database_now,
+                envelope_name=config.envelope.value,
+                source=config.name,
+            )
+        case _:
+            assert_never(config.sink)
 
 
 def _engine_settings(config: Config) -> EngineSettings:

@@ -90,7 +90,7 @@ METRICS: tuple[Metric, ...] = (
     _counter("lease_lost_total", "Shards lost without having been given back"),
     _gauge("backpressure_active", "1: publishing waits for this reason", "reason", PRESSURES),
     _counter("backpressure_seconds_total", "Time for which publishing waited", "reason", PRESSURES),
-    _gauge("connected", "1: connected", "peer", PEERS),
+    _gauge("connected", "1: connected; `broker` is the sink, whichever it is", "peer", PEERS),
     _counter("reconnects_total", "Connections made again after a loss", "peer", PEERS),
     _gauge("paused", "1: an operator has paused the relays of this table"),
     _gauge("last_confirm_timestamp_seconds", "When the last positive confirm came, Unix time"),

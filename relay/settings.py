@@ -162,9 +162,8 @@ SETTINGS: tuple[Setting, ...] = (
         "sink",
         "amqp",
         values.choice(Sink),
-        "where messages go: `amqp` to RabbitMQ",
-        # The file sink is an issue of its own; until then it is refused in `config._contradictions`, not half done.
-        "amqp",
+        "where messages go: `amqp` to RabbitMQ, `file` as JSON lines into `RELAY_SINK_PATH`",
+        _choices(Sink),
         _ENGINE,
     ),
     Setting(
@@ -172,7 +171,7 @@ SETTINGS: tuple[Setting, ...] = (
         "sink_path",
         None,
         values.line,
-        "the file of `RELAY_SINK=file`",
+        "the file of `RELAY_SINK=file`; `RELAY_AMQP_URL` is not needed then",
         "a path, or - for the standard output",
         _ENGINE,
     ),

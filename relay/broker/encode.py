@@ -218,7 +218,7 @@ class Encoder:
         if (correlation_id := rare.get("correlation_id")) is not None:
             flags |= _CORRELATION_ID
             out.append(_short("correlation_id", correlation_id))
-        if (left := _expiration(rare.get("expires_at"), database_now)) is not None:
+        if (left := expiration(rare.get("expires_at"), database_now)) is not None:
             flags |= _EXPIRATION
             out.append(_short("expires_at", left))
         out += (_short("id", row.id), stamp[1], _short("event_type", row.event_type))
@@ -334,14 +334,7 @@ class _Shape:
 
 def own_headers(text: str) -> dict[str, bytes]:
     """A row's `headers` (JSON text) as encoded AMQP fields by name. Raises MessageInvalid."""
-    try:
-        value = json.loads(text, parse_int=_parse_integer, parse_float=_parse_fraction, parse_constant=_refuse_constant)
-    except RecursionError as error:
-        raise MessageInvalid("the headers are nested too deep") from error
-    except ValueError as error:
-        raise MessageInvalid(f"the headers are not JSON: {error}") from error
-    if not isinstance(value, dict):
-        raise MessageInvalid(f"the headers are not an object but {type(value).__name__}")
+    value = header_object(text, _parse_integer, _parse_fraction)
     for name in _RESERVED_HEADERS:
         if name in value:
             raise MessageInvalid(f"the header {name} would add routes at the broker; it is not allowed")
@@ -349,6 +342,21 @@ def own_headers(text: str) -> dict[str, bytes]:
         return {name: _field(each, name) for name, each in value.items()}
     except RecursionError as error:
         raise MessageInvalid("the headers are nested too deep") from error
+
+
+def header_object(
+    text: str, parse_integer: Callable[[str], Any], parse_fraction: Callable[[str], Any]
+) -> dict[str, Any]:
+    """A row's `headers` (JSON text) as an object, its numbers as the parsers make them. Raises MessageInvalid."""
+    try:
+        value = json.loads(text, parse_int=parse_integer, parse_float=parse_fraction, parse_constant=_refuse_constant)
+    except RecursionError as error:
+        raise MessageInvalid("the headers are nested too deep") from error
+    except ValueError as error:
+        raise MessageInvalid(f"the headers are not JSON: {error}") from error
+    if not isinstance(value, dict):
+        raise MessageInvalid(f"the headers are not an object but {type(value).__name__}")
+    return value
 
 
 def _parse_integer(text: str) -> int:
@@ -394,7 +402,7 @@ def _field(value: Any, name: str) -> bytes:
             raise AssertionError(f"not a JSON value: {type(value).__name__}")
 
 
-def _expiration(expires_at: float | None, database_now: Callable[[], float]) -> str | None:
+def expiration(expires_at: float | None, database_now: Callable[[], float]) -> str | None:
     """The milliseconds left, as text; `None` without a deadline. Raises MessageInvalid (`expired`)."""
     if expires_at is None or expires_at == math.inf:
         return None

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from relay.config import Config
 from relay.preflight import broker, database, management
 from relay.preflight.finding import Finding, Level, warning
+from relay.settings import Sink
 
 __all__ = ["Finding", "Level", "as_document", "check"]
 
@@ -16,7 +17,10 @@ async def check(config: Config, warnings: Sequence[str] = ()) -> list[Finding]:
     """Every finding, in a stable order; the configuration's own `warnings` come first. Raises nothing of the
     servers'.
     """
-    parts = await asyncio.gather(database.check(config), broker.check(config), management.check(config))
+    checks = [database.check(config), broker.check(config)]
+    if config.sink is Sink.AMQP:
+        checks.append(management.check(config))
+    parts = await asyncio.gather(*checks)
     return [warning("configuration", text) for text in warnings] + [finding for part in parts for finding in part]
 
 

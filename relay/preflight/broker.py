@@ -2,21 +2,28 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Sequence
 
 from relay.broker.amqp import AmqpBroker
+from relay.broker.appender import STANDARD_OUTPUT
 from relay.config import Config
 from relay.core.ports import Closed, Rejection, Returned
 from relay.errors import BrokerError, ExchangeMissing, RelayError
 from relay.message import PayloadType, Row
 from relay.preflight.finding import Finding, Level, error, not_checked, ok, warning
 from relay.route import Router
+from relay.settings import Sink
 from relay.urls import amqp_address
 
 
 async def check(config: Config) -> list[Finding]:
-    """A finding a URL, and one about the exchange. While one URL works the others are warnings."""
+    """A finding a URL, and one about the exchange. While one URL works the others are warnings. Of a file only whether
+    it can be written: nothing is created.
+    """
+    if config.sink is Sink.FILE:
+        return [_file(config.sink_path or "")]
     try:
         urls = config.amqp_urls()
     except RelayError as failure:
@@ -37,6 +44,16 @@ async def check(config: Config) -> list[Finding]:
     else:
         findings.append(not_checked("exchange", "no broker answers"))
     return findings
+
+
+def _file(path: str) -> Finding:
+    if path == STANDARD_OUTPUT:
+        return ok("broker", "the standard output")
+    target = path if os.path.exists(path) else os.path.dirname(path) or "."
+    if os.path.isdir(path) or not os.access(target, os.W_OK):
+        mend = "RELAY_SINK_PATH needs an existing directory in which the relay may write"
+        return error("broker", f"{path} cannot be written", mend)
+    return ok("broker", f"the file {path}")
 
 
 def _connection(url: str, failure: BrokerError | None, *, works: bool) -> Finding:

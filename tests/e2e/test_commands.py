@@ -90,17 +90,6 @@ def test_a_command_looks_only_at_its_own_settings() -> None:
     assert "CREATE TABLE" in done.stdout
 
 
-def test_file_sink_is_a_clear_refusal() -> None:
-    settings = {
-        "RELAY_DATABASE_URL": "postgresql://x@127.0.0.1/x",
-        "RELAY_SINK": "file",
-        "RELAY_SINK_PATH": "-",
-    }
-    done = command("run", settings=settings)
-    assert done.returncode == 2
-    assert "RELAY_SINK" in done.stderr
-
-
 @pytest.mark.parametrize("name", ["migrate", "status"])
 def test_unreachable_database_exits_1_in_one_line(name: str) -> None:
     settings = {"RELAY_DATABASE_URL": f"postgresql://me:s3cretword@127.0.0.1:{free_port()}/x"}

@@ -1,0 +1,216 @@
+"""Appending whole lines to a file, so that they are on the disk when `append` returns.
+
+Owns: the file descriptor, the lock that keeps a second relay out of the file, and what becomes of half a line.
+
+    open --no other writer, ends with a line break--> appending --append--> appending, synced
+      |--a torn last line of ours: cut off             |--no room, or an error--> cut back to the last synced byte
+
+Invariants: what `append` has returned from is synced; what it raised over is not in the file, unless the cut failed
+too: then it is repaired at the next `open`. A stream (a pipe, a terminal, whatever the standard output is) is not cut: a
+torn line stays there as one that is no JSON. No threads, no event loop: `append` blocks.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import os
+import select
+import stat
+from collections.abc import Callable
+from typing import Final
+
+from relay.errors import BrokerRefused, BrokerUnavailable
+
+STANDARD_OUTPUT: Final = "-"
+
+LINE_BEGIN: Final = b'{"id":'
+"""How every line of ours begins: what else stands at the end of a file is not ours to cut off."""
+
+NO_ROOM: Final = frozenset((errno.ENOSPC, errno.EDQUOT, errno.EFBIG))
+"""The disk, the owner's share of it, or the file is full: an operator makes room, or rotates, while the rows wait."""
+
+_TAIL_BYTES: Final = 64 * 1024
+_STREAM_PIECE_BYTES: Final = 4096
+"""PIPE_BUF on Linux: a pipe that polls as writable takes so much without blocking (pipe(7))."""
+
+_STREAM_POLL_S: Final = 0.2
+
+
+class Abandoned(Exception):
+    """Nobody waits for this append any more; it ended half-way."""
+
+
+class Appender:
+    """One opened file; made by `open`. Not safe from several threads at once."""
+
+    def __init__(self, path: str, descriptor: int, *, is_stream: bool, size: int) -> None:
+        self._path = path
+        self._descriptor = descriptor
+        self._is_stream = is_stream
+        self._size = size
+        """Bytes that are synced."""
+        self._is_torn = False
+        """Half a line went into the stream: the next one begins on a line of its own."""
+
+    @classmethod
+    def open(cls, path: str) -> Appender:
+        """Open, or create, the file, and cut off a torn last line.
+
+        Raises BrokerUnavailable where another writer has it, its disk or its reader is missing; BrokerRefused where
+        it cannot be ours to write.
+        """
+        try:
+            descriptor = _descriptor(path)
+        except OSError as error:
+            raise _unavailable(path, error) from error
+        try:
+            if path == STANDARD_OUTPUT or not stat.S_ISREG(os.fstat(descriptor).st_mode):
+                _expect_reader(path, descriptor)
+                return cls(path, descriptor, is_stream=True, size=0)
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return cls(path, descriptor, is_stream=False, size=_repair(path, descriptor))
+        except BlockingIOError as error:
+            os.close(descriptor)
+            raise BrokerUnavailable(
+                f"{path} is being written by somebody else", hint="give each relay a file of its own"
+            ) from error
+        except OSError as error:
+            os.close(descriptor)
+            raise _unavailable(path, error) from error
+        except BaseException:
+            os.close(descriptor)
+            raise
+
+    def append(self, data: bytes, is_abandoned: Callable[[], bool]) -> None:
+        """Write and sync whole lines. Raises OSError; Abandoned when `is_abandoned` says so while a stream is full."""
+        if self._is_stream:
+            self._append_to_stream(data, is_abandoned)
+            return
+        try:
+            _write_all(self._descriptor, data)
+            os.fdatasync(self._descriptor)
+        except OSError:
+            self._cut_back()
+            raise
+        self._size += len(data)
+
+    def is_moved(self) -> bool:
+        """Whether the path names another file by now, or none: it was rotated."""
+        if self._is_stream:
+            return False
+        try:
+            there = os.stat(self._path)
+        except FileNotFoundError:
+            return True
+        here = os.fstat(self._descriptor)
+        return (there.st_dev, there.st_ino) != (here.st_dev, here.st_ino)
+
+    def close(self) -> None:
+        os.close(self._descriptor)
+
+    def _append_to_stream(self, data: bytes, is_abandoned: Callable[[], bool]) -> None:
+        if self._is_torn:
+            data = b"\n" + data
+        poll = select.poll()
+        poll.register(self._descriptor, select.POLLOUT)
+        rest = memoryview(data)
+        while rest:
+            if not poll.poll(_STREAM_POLL_S * 1000):
+                if is_abandoned():
+                    raise Abandoned
+                continue
+            try:
+                rest = rest[os.write(self._descriptor, rest[:_STREAM_PIECE_BYTES]) :]
+            except BlockingIOError:
+                # Another writer of this pipe was faster.
+                continue
+            self._is_torn = True
+        self._is_torn = False
+        try:
+            os.fdatasync(self._descriptor)
+        except OSError as error:
+            # A pipe or a terminal has nothing to sync (fdatasync(2)).
+            if error.errno != errno.EINVAL:
+                raise
+
+    def _cut_back(self) -> None:
+        # Why the append failed is being raised already; `open` repairs what is left.
+        with contextlib.suppress(OSError):
+            os.ftruncate(self._descriptor, self._size)
+
+
+def _descriptor(path: str) -> int:
+    if path == STANDARD_OUTPUT:
+        return os.dup(1)
+    is_file = not os.path.exists(path) or os.path.isfile(path)
+    # Without O_NONBLOCK the opening of a pipe that nobody reads would never end; a file does not care.
+    flags = (os.O_RDWR if is_file else os.O_WRONLY) | os.O_APPEND | os.O_CREAT | os.O_NONBLOCK | os.O_CLOEXEC
+    descriptor = os.open(path, flags, 0o640)
+    if is_file:
+        _sync_directory(path)
+    return descriptor
+
+
+def _sync_directory(path: str) -> None:
+    """A file is there after a crash only once its directory is synced, too (fsync(2))."""
+    directory = os.open(os.path.dirname(path) or ".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(directory)
+    finally:
+        os.close(directory)
+
+
+def _expect_reader(path: str, descriptor: int) -> None:
+    poll = select.poll()
+    poll.register(descriptor, select.POLLOUT)
+    for _, events in poll.poll(0):
+        if events & select.POLLERR:
+            raise BrokerUnavailable(f"{_named(path)} has no reader", hint="start what reads it")
+
+
+def _repair(path: str, descriptor: int) -> int:
+    """Cut off what stands behind the last line break; returns the size then. Raises BrokerRefused if it is not ours."""
+    size = os.fstat(descriptor).st_size
+    end = size
+    tail = b""
+    while end > 0 and b"\n" not in tail:
+        begin = max(0, end - _TAIL_BYTES)
+        piece = os.pread(descriptor, end - begin, begin)
+        # Of a line longer than one piece only its beginning and where it begins are of interest.
+        tail = piece + tail[: len(LINE_BEGIN)]
+        end = begin
+    torn = tail[tail.rfind(b"\n") + 1 :]
+    kept = end + tail.rfind(b"\n") + 1
+    if kept == size:
+        return size
+    # After a power failure some file systems show bytes that were never written as zeros.
+    torn = torn[: len(LINE_BEGIN)].rstrip(b"\0")
+    if not LINE_BEGIN.startswith(torn):
+        raise BrokerRefused(
+            f"{path} does not end with a line break and was not written by the relay",
+            hint="name another file in RELAY_SINK_PATH, or end its last line",
+        )
+    os.ftruncate(descriptor, kept)
+    os.fsync(descriptor)
+    return kept
+
+
+def _write_all(descriptor: int, data: bytes) -> None:
+    rest = memoryview(data)
+    while rest:
+        rest = rest[os.write(descriptor, rest) :]
+
+
+def _named(path: str) -> str:
+    return "the standard output" if path == STANDARD_OUTPUT else path
+
+
+def _unavailable(path: str, error: OSError) -> BrokerUnavailable:
+    if error.errno == errno.ENXIO:
+        return BrokerUnavailable(f"{path} has no reader", hint="start what reads it")
+    return BrokerUnavailable(
+        f"{_named(path)} cannot be written: {error.strerror}",
+        hint="RELAY_SINK_PATH needs an existing directory in which the relay may write",
+    )
