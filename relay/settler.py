@@ -69,10 +69,12 @@ class Settler:
             await self._gather()
             self._offer_locked()
             settlement, serial, rest = self._build()
+            engine.settling = len(settlement.sent) + len(self._locked)
             if not len(settlement):
+                # What was counted is forgotten by now, its shard lost: the window has room again.
+                engine.to_publish.set()
                 continue
             started = engine.clock.now()
-            engine.settling = len(settlement.sent) + len(self._locked)
             try:
                 settled = await engine.outbox.settle(settlement)
             except DatabaseRefused as error:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 
 import pytest
 
-from .test_histories import aside, is_aside, play, settings
+from .test_histories import aside, is_aside, passes, play, settings
 from .world import World
 
 
@@ -118,3 +119,21 @@ def test_s2_a_failed_row_that_is_locked_waits_alone() -> None:
         assert world.order("a") == [a1, a2]
 
     play(script)
+
+
+def test_s2_a_locked_row_whose_shard_is_lost_takes_up_no_window() -> None:
+    """It was counted as unsettled when its shard went; with a window of one nothing was published any more."""
+
+    async def script(world: World) -> None:
+        relay = world.start()
+        (a,) = world.add("a")
+        world.database.row_locks.add(a)
+        await passes(world, "settle")
+        world.unseat(0)
+        # Before the locked row is tried again: a renewal tells of the loss.
+        relay.program.runner.engine.to_renew.set()
+        await passes(world, "claim")
+        world.database.row_locks.discard(a)
+        await world.delivered(*world.add("b"), timeout_s=5.0)
+
+    play(script, replace(settings(), in_flight_max=1))
