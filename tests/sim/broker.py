@@ -6,8 +6,12 @@ confirm follows, alone or under a covering `multiple`, in any order of tags. A c
 pipe and whatever was said and not heard; the copies that had arrived stay in the queue.
 
 The routing key is the row's event type: without a route while in `unroutable` (mandatory: returned);
-`invalid` cannot be encoded; over `refused` the broker closes the channel, over `refused_all` the connection: what
-was on it before is kept and what comes after is not looked at, no confirm follows for either. A listener is never called from within `publish`.
+`invalid` cannot be encoded, `expired` is past its deadline; over `refused` the broker closes the channel, over
+`refused_all` the connection: what was on it before is kept and what comes after is not looked at, no confirm follows
+for either. A listener is never called from within `publish`.
+
+The client's side keeps the relay's own confirm windows (`relay/core/window.py`): what the broker says are its frames,
+`basic.return` before its confirm, acks and nacks by tag, alone or `multiple`.
 """
 
 from __future__ import annotations
@@ -20,17 +24,19 @@ from dataclasses import dataclass, field
 from functools import partial
 
 from relay.core.ports import Closed, LinkListener, Publication, Rejection, Returned
+from relay.core.window import Window
 from relay.errors import BrokerUnavailable, ExchangeMissing
-from relay.message import PayloadType, Row, State
+from relay.message import PayloadType, Row
 
 from . import oracle as judge
-from .database import EPOCH_S
 from .loop import OUTSIDE, Process, VirtualLoop
 from .oracle import History, Oracle, Outcome
 
 Span = tuple[float, float]
 
 REFUSAL = "403 ACCESS_REFUSED - it says so"
+UNSENDABLE = ("invalid", "expired")
+"""Event types that the encoder refuses."""
 
 
 @dataclass(slots=True)
@@ -46,6 +52,16 @@ class BrokerOptions:
     cut_noticed: Span = (0.0, 0.0)
 
 
+@dataclass(frozen=True, slots=True)
+class Frame:
+    """A confirm on its way to the client: acked or nacked, on the probes' channel or the ordinary one."""
+
+    verdict: str
+    is_probe: bool
+    tag: int
+    multiple: bool = False
+
+
 @dataclass(slots=True, eq=False)
 class Message:
     """A published row on its way. `verdict`: acked, nacked or returned, once the broker has decided."""
@@ -53,9 +69,8 @@ class Message:
     tag: int
     row: Row
     publication: judge.Publication
+    is_probe: bool
     verdict: str = ""
-    error: str = ""
-    is_probe: bool = False
 
 
 @dataclass(slots=True)
@@ -72,6 +87,7 @@ class Rabbit:
     has_exchange: bool = True
     is_blocked: bool = False
     is_mute: bool = False
+    is_hushed: bool = False
     links: list[FakeLink] = field(default_factory=list)
     scripted: collections.deque[str] = field(default_factory=collections.deque)
     """Verdicts for the next messages, in order: `acked`, `nacked` or `returned`; then by chance."""
@@ -91,6 +107,12 @@ class Rabbit:
         """Nothing is taken and nothing said, and nobody is told."""
         self.is_mute = on
         self.history.note("broker", "mute" if on else "speaks")
+        self._go_on()
+
+    def hush(self, on: bool) -> None:
+        """Everything is taken, nothing is confirmed: only the acks vanish, or come late."""
+        self.is_hushed = on
+        self.history.note("broker", "confirms nothing" if on else "confirms again")
         self._go_on()
 
     def _go_on(self) -> None:
@@ -167,9 +189,10 @@ class FakeLink:
         self._in_flight_max = broker.in_flight_max
         self._listener = listener
         # The client's side.
-        self._in_flight: dict[int, Message] = {}
-        self._by_id: dict[str, Message] = {}
-        self._next_tag = 1
+        self._window = Window()
+        self._probe_window = Window()
+        self._messages: dict[str, Message] = {}
+        """In flight, by id."""
         self._is_blocked = False
         self._is_closed = False
         self._wants_room = False
@@ -177,7 +200,8 @@ class FakeLink:
         # The server's side.
         self._pipe: collections.deque[Message] = collections.deque()
         self._arrived: collections.deque[Message] = collections.deque()
-        self._decided: dict[int, Message] = {}
+        self._decided: dict[str, Message] = {}
+        """Not confirmed yet, by id, in the order of arrival."""
         self._is_cut = False
         self._is_deaf = False
         self._heard_at = 0.0
@@ -213,25 +237,21 @@ class FakeLink:
                 self._wants_room = True
                 break
             taken += 1
-            if row.event_type == "invalid":
-                rejected.append(Rejection(row, "invalid", "cannot be encoded"))
+            if row.event_type in UNSENDABLE:
+                rejected.append(Rejection(row, row.event_type, "cannot be encoded"))
                 rabbit.oracle.failed(row.id)
                 continue
             assert row.is_loaded, f"{row!r} has no body"
-            assert row.id not in self._by_id, f"{row!r} is in flight on this link already"
-            for other in self._in_flight.values():
-                if row.key is not None and other.row.key == row.key and other.row.state != State.FORGOTTEN:
-                    rabbit.oracle.two_of_a_key(self.relay, other.row, row)
-            now = rabbit.loop.time()
-            publication = rabbit.oracle.published(self.relay, row, now, EPOCH_S + now)
-            message = Message(self._next_tag, row, publication, is_probe=is_probe)
-            self._next_tag += 1
-            self._in_flight[message.tag] = message
-            self._by_id[row.id] = message
+            assert row.id not in self._messages, f"{row!r} is in flight on this link already"
+            rabbit.oracle.one_of_a_key(self.relay, row, [each.row for each in self._messages.values()])
+            publication = rabbit.oracle.published(self.relay, row, rabbit.loop.time())
+            tag = (self._probe_window if is_probe else self._window).add(row)
+            message = Message(tag, row, publication, is_probe)
+            self._messages[row.id] = message
             self._pipe.append(message)
             written.append(message)
-        if len(self._in_flight) > self._in_flight_max:
-            rabbit.oracle.blame(f"I6: {self.relay} has {len(self._in_flight)} messages in flight")
+        if len(self._messages) > self._in_flight_max:
+            rabbit.oracle.blame(f"I6: {self.relay} has {len(self._messages)} messages in flight")
         if written:
             rabbit.history.note(self.relay, "probes" if is_probe else "publishes", [each.row.id for each in written])
             self._arrives_at = max(rabbit.loop.time() + rabbit.draw(rabbit.options.latency), self._arrives_at + 1e-6)
@@ -239,11 +259,11 @@ class FakeLink:
         return Publication(taken, rejected)
 
     def is_in_flight(self, message_id: str) -> bool:
-        return message_id in self._by_id
+        return self._window.is_in_flight(message_id) or self._probe_window.is_in_flight(message_id)
 
     @property
     def in_flight(self) -> int:
-        return len(self._in_flight)
+        return len(self._window) + len(self._probe_window)
 
     async def close(self) -> None:
         if self._is_closed:
@@ -274,7 +294,7 @@ class FakeLink:
             if message.is_probe:
                 self._hear(partial(self._on_passed, message))
             if not self._is_deaf:
-                self._decided[message.tag] = message
+                self._decided[message.row.id] = message
         if self._decided and not self._is_deaf:
             self._confirms_at = max(rabbit.loop.time() + rabbit.draw(rabbit.options.confirm), self._confirms_at)
             rabbit.loop.call_at(self._confirms_at, self._confirm, context=OUTSIDE)
@@ -293,7 +313,8 @@ class FakeLink:
         elif rabbit.options.nacks and rabbit.random.random() < rabbit.options.nacks:
             message.verdict = Outcome.NACKED
         if message.verdict == Outcome.RETURNED:
-            message.error = "312 NO_ROUTE"
+            if not self._is_deaf:
+                self._hear(partial(self._on_return, message))
         elif message.verdict == Outcome.ACKED or rabbit.random.random() < rabbit.options.nacked_and_kept:
             rabbit.oracle.delivered(self.relay, row, rabbit.loop.time())
             rabbit.history.note("queue", "gets", f"{row.id} seq {row.seq} from {self.relay}")
@@ -304,7 +325,7 @@ class FakeLink:
         rabbit = self._rabbit
         rabbit.history.note("broker", "refuses", f"{message.row.id} seq {message.row.seq} of {self.relay}")
         if message.is_probe and message.row.event_type == "refused":
-            self._decided = {tag: each for tag, each in self._decided.items() if not each.is_probe}
+            self._decided = {id_: each for id_, each in self._decided.items() if not each.is_probe}
             if not self._is_deaf:
                 rabbit.oracle.failed(message.row.id)
                 self._hear(partial(self._on_refused, message))
@@ -319,18 +340,22 @@ class FakeLink:
     def _confirm(self) -> None:
         """Say what is decided: a share of it, as `multiple` up to a tag or one by one in any order."""
         rabbit = self._rabbit
-        if self._is_cut or rabbit.is_mute or not self._decided:
+        if self._is_cut or rabbit.is_mute or rabbit.is_hushed or not self._decided:
             return
-        tags = sorted(self._decided)
+        decided = list(self._decided.values())
+        count = rabbit.random.randint(1, len(decided))
         if rabbit.random.random() < rabbit.options.multiple:
-            said = tags[: rabbit.random.randint(1, len(tags))]
+            said = decided[:count]
+            frames = _covering([each for each in said if not each.is_probe])
+            frames += _covering([each for each in said if each.is_probe])
         else:
-            said = rabbit.random.sample(tags, rabbit.random.randint(1, len(tags)))
-        messages = [self._decided.pop(tag) for tag in said]
-        for message in messages:
+            said = rabbit.random.sample(decided, count)
+            frames = [Frame(_confirm_of(each), each.is_probe, each.tag) for each in said]
+        for message in said:
+            del self._decided[message.row.id]
             if message.verdict == Outcome.RETURNED:
                 rabbit.oracle.failed(message.row.id)
-        self._hear(lambda: self._take(messages))
+        self._hear(partial(self._take, frames))
         if self._decided:
             rabbit.loop.call_later(rabbit.draw(rabbit.options.confirm), self._confirm, context=OUTSIDE)
 
@@ -343,7 +368,7 @@ class FakeLink:
             return
         self._end_server_side(arrives=False)
         rabbit = self._rabbit
-        rabbit.history.note(self.relay, "link cut", f"{len(self._in_flight)} in flight")
+        rabbit.history.note(self.relay, "link cut", f"{len(self._messages)} in flight")
         after = rabbit.draw(rabbit.options.cut_noticed) if noticed_s is None else noticed_s
         self._hear(lambda: self._close(closed, "connection reset"), after)
 
@@ -372,28 +397,39 @@ class FakeLink:
         self._heard_at = max(rabbit.loop.time() + latency + after_s, self._heard_at + 1e-6)
         rabbit.loop.call_at(self._heard_at, what, context=self._process.context)
 
-    def _take(self, messages: list[Message]) -> None:
+    def _on_return(self, message: Message) -> None:
+        if not self._is_closed:
+            window = self._probe_window if message.is_probe else self._window
+            window.mark_returned(message.row.id, "312 NO_ROUTE", "events", message.row.event_type)
+
+    def _take(self, frames: list[Frame]) -> None:
+        """What the windows make of the frames; the state is whole before anybody is told."""
         if self._is_closed:
             return
-        groups: list[tuple[str, list[Message]]] = []
-        for message in messages:
-            del self._in_flight[message.tag]
-            del self._by_id[message.row.id]
-            message.publication.outcome = message.verdict
-            if not groups or groups[-1][0] != message.verdict:
-                groups.append((message.verdict, []))
-            groups[-1][1].append(message)
-        for verdict, group in groups:
-            rows = [each.row for each in group]
-            self._rabbit.history.note(self.relay, f"hears {verdict}", [row.id for row in rows])
+        told: list[tuple[str, list[Row], list[Returned]]] = []
+        for frame in frames:
+            window = self._probe_window if frame.is_probe else self._window
+            settle = window.ack if frame.verdict == Outcome.ACKED else window.nack
+            rows, returned = settle(frame.tag, frame.multiple)
+            self._end_messages(rows, frame.verdict)
+            self._end_messages([each.row for each in returned], Outcome.RETURNED)
+            if rows:
+                _gather(told, frame.verdict, rows, [])
+            if returned:
+                _gather(told, Outcome.RETURNED, [], returned)
+        for verdict, rows, returned in told:
+            ids = [row.id for row in rows] or [each.row.id for each in returned]
+            self._rabbit.history.note(self.relay, f"hears {verdict}", ids)
             if verdict == Outcome.ACKED:
                 self._listener.on_acked(rows)
             elif verdict == Outcome.NACKED:
                 self._listener.on_nacked(rows)
             else:
-                self._listener.on_returned(
-                    [Returned(each.row, each.error, "events", each.row.event_type) for each in group]
-                )
+                self._listener.on_returned(returned)
+
+    def _end_messages(self, rows: Sequence[Row], outcome: str) -> None:
+        for row in rows:
+            self._messages.pop(row.id).publication.outcome = outcome
 
     def _on_block(self, on: bool) -> None:
         if self._is_closed or self._is_blocked == on:
@@ -419,42 +455,60 @@ class FakeLink:
         if self._is_closed:
             return
         self._probing = False
-        probes = [each for each in self._in_flight.values() if each.is_probe]
-        self._drop(probes)
-        lost = [each.row for each in probes if each is not message]
+        probes = self._probe_window.drain()
+        self._probe_window = Window()
+        self._end_messages(probes, Outcome.LOST)
+        lost = [row for row in probes if row is not message.row]
         self._listener.on_refused(Rejection(message.row, "refused", REFUSAL, "events"), lost)
 
     def _close_over(self, is_whole: bool) -> None:
         """The link is gone over one of those in flight: a probe that was taken in is not suspected."""
         if self._is_closed:
             return
-        suspects = [each for each in self._in_flight.values() if not each.is_probe]
+        suspects = list(self._window.rows())
         if is_whole and self._probing:
-            suspects += [each for each in self._in_flight.values() if each.is_probe][-1:]
-        self._drop(suspects)
-        rows = [each.row for each in suspects]
-        if len(rows) == 1:
-            self._rabbit.oracle.failed(rows[0].id)
-            self._listener.on_refused(Rejection(rows[0], "refused", REFUSAL, "events"), ())
-        elif rows:
-            self._listener.on_suspected(rows, REFUSAL, alone=is_whole)
+            suspects += self._probe_window.rows()[-1:]
+        self._end_messages(suspects, Outcome.LOST)
+        if len(suspects) == 1:
+            self._rabbit.oracle.failed(suspects[0].id)
+            self._listener.on_refused(Rejection(suspects[0], "refused", REFUSAL, "events"), ())
+        elif suspects:
+            self._listener.on_suspected(suspects, REFUSAL, alone=is_whole)
         self._close(Closed.REFUSED, REFUSAL)
 
-    def _drop(self, messages: list[Message]) -> None:
-        for message in messages:
-            message.publication.outcome = Outcome.LOST
-            del self._in_flight[message.tag]
-            del self._by_id[message.row.id]
-
     def _close(self, closed: Closed, error: str) -> None:
+        """`lost`: all that nobody was told about before."""
         if self._is_closed:
             return
         self._is_closed = True
-        lost = list(self._in_flight.values())
-        for message in lost:
-            message.publication.outcome = Outcome.LOST
-        self._in_flight.clear()
-        self._by_id.clear()
-        rows = [message.row for message in lost]
-        self._rabbit.history.note(self.relay, "link closed", f"lost {[row.id for row in rows]}")
-        self._listener.on_closed(rows, closed, error)
+        lost = [row for row in (*self._window.drain(), *self._probe_window.drain()) if row.id in self._messages]
+        self._end_messages(lost, Outcome.LOST)
+        self._rabbit.history.note(self.relay, "link closed", f"lost {[row.id for row in lost]}")
+        self._listener.on_closed(lost, closed, error)
+
+
+def _confirm_of(message: Message) -> str:
+    """A returned message is acked behind its return."""
+    return Outcome.NACKED if message.verdict == Outcome.NACKED else Outcome.ACKED
+
+
+def _covering(said: list[Message]) -> list[Frame]:
+    """As few frames as can say it, of one channel: a nack that came first stays a nack under the ack that covers it."""
+    if not said:
+        return []
+    is_probe = said[0].is_probe
+    kinds = {_confirm_of(each) for each in said}
+    if len(kinds) == 1:
+        return [Frame(kinds.pop(), is_probe, said[-1].tag, multiple=True)]
+    acked = [each.tag for each in said if _confirm_of(each) == Outcome.ACKED]
+    frames = [Frame(Outcome.NACKED, is_probe, each.tag) for each in said if _confirm_of(each) == Outcome.NACKED]
+    return [*frames, Frame(Outcome.ACKED, is_probe, acked[-1], multiple=True)]
+
+
+def _gather(
+    told: list[tuple[str, list[Row], list[Returned]]], verdict: str, rows: list[Row], returned: list[Returned]
+) -> None:
+    if not told or told[-1][0] != verdict:
+        told.append((verdict, [], []))
+    told[-1][1].extend(rows)
+    told[-1][2].extend(returned)

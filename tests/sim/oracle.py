@@ -20,7 +20,7 @@ import collections
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
-from relay.message import Aside, Key, Row
+from relay.message import Aside, Key, Row, State
 
 
 class Violation(AssertionError):
@@ -130,7 +130,7 @@ class Oracle:
     rewound: int = 0
     """The last tick at which the database lost commits."""
     granted: dict[tuple[str, int], float] = field(default_factory=dict)
-    """(relay, shard): until when (database time) the relay may write for it at most."""
+    """(relay, shard): until when (boot time) the relay may write for it at most, whatever the database's clock says."""
 
     def step(self) -> int:
         self.tick += 1
@@ -194,7 +194,7 @@ class Oracle:
 
     # -------------------------------------------------------- broker
 
-    def published(self, relay: str, row: Row, now: float, now_in_database: float) -> Publication:
+    def published(self, relay: str, row: Row, now: float) -> Publication:
         tick = self.step()
         is_owned = self.owner_of is None or self.owner_of(row.shard) == relay
         for earlier in self.publications.get(row.id, ()):
@@ -204,10 +204,8 @@ class Oracle:
                     f"{earlier.time:.4f} ({earlier.outcome or 'unconfirmed'}) has no fault as excuse"
                 )
         until = self.granted.get((relay, row.shard), 0.0)
-        if now_in_database > until:
-            self.blame(
-                f"L4: {relay} writes {row.id} for shard {row.shard} {now_in_database - until:.3f} s after its lease"
-            )
+        if now > until:
+            self.blame(f"L4: {relay} writes {row.id} for shard {row.shard} {now - until:.3f} s after its lease")
         publication = Publication(row.id, relay, row.shard, tick, now, is_owned)
         self.publications.setdefault(row.id, []).append(publication)
         return publication
@@ -221,9 +219,13 @@ class Oracle:
             or self.rewound > earlier.tick
         )
 
-    def two_of_a_key(self, relay: str, first: Row, second: Row) -> None:
-        if self.rules.is_strict:
-            self.blame(f"I3 strict: {relay} publishes {second.id} while {first.id} of its key is unconfirmed")
+    def one_of_a_key(self, relay: str, row: Row, in_flight: Iterable[Row]) -> None:
+        """Before a publish: what the relay has on this link."""
+        if not self.rules.is_strict or row.key is None:
+            return
+        for other in in_flight:
+            if other.key == row.key and other.state != State.FORGOTTEN:
+                self.blame(f"I3 strict: {relay} publishes {row.id} while {other.id} of its key is unconfirmed")
 
     def failed(self, id_: str) -> None:
         """The row itself was returned or rejected."""

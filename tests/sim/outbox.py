@@ -59,7 +59,7 @@ class FakeOutbox(Settling):
                 number,
                 DbShard(shard.epoch + 1, self.instance, pid, until, 0 if is_void else shard.floor),
             )
-            self._grant(number, until)
+            self._grant(number)
             claims.append(Claim(number, shard.epoch + 1, 0 if is_void else shard.floor, is_void))
             self._apply_policy(number)
         self._commit()
@@ -75,9 +75,9 @@ class FakeOutbox(Settling):
         session = self._sessions.get("keeper")
         return -1 if session is None else session.pid
 
-    def _grant(self, shard: int, until: float) -> None:
-        granted = self.database.oracle.granted
-        granted[self.instance, shard] = max(until, granted.get((self.instance, shard), 0.0))
+    def _grant(self, shard: int) -> None:
+        database = self.database
+        database.oracle.granted[self.instance, shard] = database.loop.time() + database.options.lease_s
 
     def _apply_policy(self, shard: int) -> None:
         """A parked row stores whether it holds; an owner of another policy rewrites that. H3 follows the take-up."""
@@ -108,7 +108,7 @@ class FakeOutbox(Settling):
                 number,
                 replace(shard, leased_until=until, floor=floor, owner_pid=pid),
             )
-            self._grant(number, until)
+            self._grant(number)
             renewed.add(number)
         database.put_relay(self.instance, DbRelay(now, available))
         self._commit()
