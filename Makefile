@@ -4,7 +4,7 @@
 #   make test                     the short tests          make test-long   those that take minutes
 #   make lint types               ruff, mypy --strict
 #   make sim SEEDS=200 FROM=0     random histories in simulation
-#   make bench                    the drain against the broker's ceiling in C (quiet machine, minutes)
+#   make bench                    the benchmark suite: ten minutes of a quiet machine (bench-long: hours)
 #
 # make test PYTEST="tests/core -x" passes arguments on.
 
@@ -13,7 +13,7 @@ SEEDS ?= 200
 FROM ?= 0
 PYTEST ?=
 
-.PHONY: setup demo test test-long lint types format bench sim
+.PHONY: setup demo test test-long lint types format bench bench-long sim
 
 setup:
 	@.ci/setup
@@ -39,7 +39,10 @@ types: setup
 	$(PYTHON) -m mypy
 
 bench: setup
-	$(PYTHON) -m bench
+	$(PYTHON) -m bench --short --json bench/results/short.json
+
+bench-long: setup
+	$(PYTHON) -m bench --long --json bench/results/long.json
 
 sim: setup
 	$(PYTHON) -m tests.sim --seeds $(SEEDS) --from $(FROM)

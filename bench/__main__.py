@@ -1,61 +1,100 @@
-"""`python -m bench`: run one scenario on private servers, print its table, write its result file."""
+"""`python -m bench`: the whole suite, or some of its scenarios, on private servers; one JSON document and plots."""
 
 from __future__ import annotations
 
 import argparse
 import json
 import sys
-from collections.abc import Callable
+from collections.abc import Sequence
 from pathlib import Path
 
-from bench import drain, peers
-from bench.native import NativeFailed, NativeUnavailable
-from bench.report import Report
-from bench.rig import BenchFailed
+from bench import suite
+from bench.document import document, table
+from bench.scenarios import SCENARIOS
+from bench.step import Form
 from relay.errors import RelayError
 
-SCENARIOS: dict[str, Callable[..., Report]] = {
-    "drain": drain.run,
-    "peers": peers.run,
-}
-"""By name; each takes rows, keys, repeats and `say` (a line of progress). A new scenario is a module and a line here."""
+REPEATS = {"short": 3, "long": 5}
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(prog="python -m bench", description="Measures the relay on private servers.")
-    parser.add_argument("scenario", nargs="?", default="drain", choices=SCENARIOS)
-    parser.add_argument(
-        "--json", type=Path, metavar="FILE", help="where the result goes, such as bench/results/drain.json"
-    )
-    parser.add_argument("--rows", type=_positive, default=60_000, help="size of the backlog (default: %(default)s)")
-    parser.add_argument("--keys", type=_positive, default=5_000, help="ordering keys (default: %(default)s)")
-    parser.add_argument("--repeats", type=_positive, default=3, help="turns over all variants (default: %(default)s)")
-    options = parser.parse_args()
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = _parser()
+    options = parser.parse_args(arguments)
+    if unknown := [name for name in options.scenarios if name not in SCENARIOS]:
+        parser.error(f"there is no scenario {', '.join(unknown)}; there are {', '.join(SCENARIOS)}")
+    name = "long" if options.long else "short"
+    form = Form(name, options.repeats or REPEATS[name], options.scale)
+    steps = suite.chosen_steps(form, options.scenarios)
+    _say(f"{name} form, {form.repeats} repeats of {', '.join(options.scenarios or SCENARIOS)}")
+    _say(f"about {suite.estimate_s(form, steps) / 60:.0f} minutes on two quiet cores; nothing else should be running")
     try:
-        report = SCENARIOS[options.scenario](
-            rows=options.rows,
-            keys=options.keys,
-            repeats=options.repeats,
-            say=lambda line: print(line, flush=True),
-        )
-    except (BenchFailed, NativeFailed, NativeUnavailable) as failed:
-        print(f"bench: {failed}", file=sys.stderr)
-        return 1
+        outcome = suite.run(form, steps, _say)
     except RelayError as failed:
         hint = f" ({failed.hint})" if failed.hint else ""
         print(f"bench: {failed}{hint}", file=sys.stderr)
         return failed.exit_code
-    print(f"\n{report.text}")
+    except KeyboardInterrupt:
+        print("bench: interrupted; nothing is reported", file=sys.stderr)
+        return 1
+    result = document(outcome)
+    _say(f"\n{table(result)}\n")
+    for step, why in outcome.skipped.items():
+        _say(f"skipped: {step}: {why}")
+    if outcome.failed:
+        return _report_failure(result, options.json)
     if options.json is not None:
-        options.json.parent.mkdir(parents=True, exist_ok=True)
-        options.json.write_text(json.dumps(report.document(), indent=2, ensure_ascii=False) + "\n")
-        print(f"\nwritten to {options.json}")
+        _write(options.json, result)
     return 0
+
+
+def _report_failure(result: dict[str, object], path: Path | None) -> int:
+    """A disturbed suite is no result: it goes into a file of another name, for whoever looks why."""
+    assert isinstance(result["failed"], dict)
+    for step, why in result["failed"].items():
+        print(f"bench: failed: {step}: {why}", file=sys.stderr)
+    if path is not None:
+        _write(path.with_suffix(".failed.json"), result)
+    return 1
+
+
+def _write(path: Path, result: dict[str, object]) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(result, indent=1, ensure_ascii=False) + "\n")
+    _say(f"written to {path}")
+
+
+def _say(line: str) -> None:
+    print(line, flush=True)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m bench", description="Measures the relay on private servers.", allow_abbrev=False
+    )
+    parser.add_argument(
+        "scenarios", nargs="*", metavar="SCENARIO", help=f"some of {', '.join(SCENARIOS)} (default: all)"
+    )
+    form = parser.add_mutually_exclusive_group()
+    form.add_argument("--short", action="store_true", help="three repeats, under ten minutes (default)")
+    form.add_argument("--long", action="store_true", help="five repeats of larger backlogs and longer trickles; hours")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="where the document goes")
+    parser.add_argument("--repeats", type=_positive, metavar="N", help="turns over all repeated steps")
+    parser.add_argument(
+        "--scale", type=_share, default=1.0, metavar="X", help="a part of the rows and seconds, for a quick look: 0.1"
+    )
+    return parser
 
 
 def _positive(text: str) -> int:
     number = int(text)
     if number <= 0:
+        raise ValueError(text)
+    return number
+
+
+def _share(text: str) -> float:
+    number = float(text)
+    if not 0.0 < number <= 1.0:
         raise ValueError(text)
     return number
 

@@ -2,37 +2,50 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 from bench import native
+from bench.errors import BenchFailed
+from bench.load import Load
 from bench.procfs import us_per_message
 from bench.proof import expect_no_complaints
-from bench.rig import EXCHANGE, BenchFailed, Rig
+from bench.rig import EXCHANGE, Rig
 
 
-def run_ceiling(rig: Rig, window: int, writes: str) -> dict[str, Any]:
-    """As many messages as the backlog has rows, into a fresh queue; one entry of the report's `runs`.
+@dataclass(frozen=True, slots=True)
+class Ceiling:
+    """`window` bounds the unconfirmed messages, `writes` is `buffer` or `library` (ceiling.c); of the load's first rows."""
 
-    `window` bounds the unconfirmed messages, `writes` is `buffer` or `library` (ceiling.c). Raises NativeUnavailable,
-    NativeFailed, BenchFailed.
+    load: Load
+    window: int
+    writes: str = "library"
+    queue: str = "quorum"
+    messages: int | None = None
+
+
+def run_ceiling(rig: Rig, ceiling: Ceiling) -> dict[str, Any]:
+    """As many messages as the backlog has rows, into a fresh queue; one entry of the document's `runs`.
+
+    Raises Unavailable, BenchFailed.
     """
     native.compiled("ceiling")
-    with rig.fresh_queue():
+    messages, load = ceiling.messages or ceiling.load.rows, ceiling.load
+    body = rig.backlog(load).body
+    with rig.fresh_queue(ceiling.queue):
         rig.wait_until_quiet()
         before = rig.cpu()
-        line = native.publish(rig.amqp_url, EXCHANGE, rig.rows, rig.backlog.body, rig.keys, window, writes)
+        line = native.publish(rig.amqp_url, EXCHANGE, messages, body, load.keys, ceiling.window, ceiling.writes)
         used = rig.cpu() - before
         first = rig.take_first()
-        if first.held != rig.rows:
-            raise BenchFailed(f"{rig.rows} messages of the C publisher are confirmed, the queue holds {first.held}")
+        if first.held != messages:
+            raise BenchFailed(f"{messages} messages of the C publisher are confirmed, the queue holds {first.held}")
     expect_no_complaints(rig)
     return {
-        "publisher": "c",
-        "variant": f"{writes} {window}",
         **line,
         "cpu_us_per_msg": {
-            "publisher": us_per_message(line["cpu_s"], rig.rows),
-            "rabbitmq": us_per_message(used.rabbitmq_s, rig.rows),
+            "publisher": us_per_message(line["cpu_s"], messages),
+            "rabbitmq": us_per_message(used.rabbitmq_s, messages),
         },
         "shape": first.shape,
     }

@@ -1,7 +1,7 @@
 """The C programs beside this module: compiled when first needed, run as processes of their own.
 
 Owns the cache of compiled programs (one file per source text, in the temporary directory of this user). A machine without
-compiler or library gets `NativeUnavailable`, whose text says what to install; everything else that goes wrong is an error.
+compiler or library gets `Unavailable`, whose text says what to install; everything else that goes wrong is an error.
 """
 
 from __future__ import annotations
@@ -15,6 +15,9 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+from bench.errors import BenchFailed, Unavailable
+
+PROGRAMS = ("ceiling", "collect", "consume")
 HERE = Path(__file__).parent
 COMPILE_TIMEOUT_S = 60.0
 RUN_TIMEOUT_S = 300.0
@@ -22,25 +25,17 @@ FLAGS = ("-std=gnu11", "-O2", "-Wall", "-Wextra")
 INSTALL = "install a C compiler and librabbitmq (Debian: apt-get install gcc libc6-dev librabbitmq-dev)"
 
 
-class NativeUnavailable(Exception):
-    """The programs cannot be compiled here; the text says what is missing."""
-
-
-class NativeFailed(Exception):
-    """A program ended with an error; the text is what it said."""
-
-
 def compiled(name: str) -> Path:
-    """The program made of `bench/<name>.c`. Raises NativeUnavailable."""
+    """The program made of `bench/<name>.c`. Raises Unavailable."""
     compiler = shutil.which("cc") or shutil.which("gcc")
     if compiler is None:
-        raise NativeUnavailable(f"no C compiler: {INSTALL}")
+        raise Unavailable(f"no C compiler: {INSTALL}")
     source = HERE / f"{name}.c"
     text = source.read_bytes() + (HERE / "rabbit.h").read_bytes() + " ".join((compiler, *FLAGS)).encode()
     cache = Path(tempfile.gettempdir()) / f"outbox-relay-bench-{os.getuid()}"
     cache.mkdir(mode=0o700, exist_ok=True)
     if cache.stat().st_uid != os.getuid():
-        raise NativeUnavailable(f"{cache} belongs to somebody else: remove it or set TMPDIR")
+        raise Unavailable(f"{cache} belongs to somebody else: remove it or set TMPDIR")
     program = cache / f"{name}-{hashlib.sha256(text).hexdigest()[:16]}"
     if not program.exists():
         # Under another name first: two benchmarks at once never run half a program.
@@ -55,9 +50,17 @@ def compiled(name: str) -> Path:
             stdin=subprocess.DEVNULL,
         )
         if outcome.returncode != 0:
-            raise NativeUnavailable(f"{source.name} does not compile: {INSTALL}\n{outcome.stderr.strip()}")
+            raise Unavailable(f"{source.name} does not compile: {INSTALL}\n{outcome.stderr.strip()}")
         unfinished.replace(program)
     return program
+
+
+def is_available() -> bool:
+    """Whether the programs can be compiled here."""
+    try:
+        return all(compiled(name).exists() for name in PROGRAMS)
+    except Unavailable:
+        return False
 
 
 def publish(
@@ -65,17 +68,17 @@ def publish(
 ) -> dict[str, Any]:
     """Run `ceiling.c`; returns its line, with `messages`, `seconds`, `msgs_per_s`, `cpu_s`, `acked`, `nacked`, `returned` ….
 
-    Raises NativeUnavailable, and NativeFailed also when a message was nacked or returned: then it was no ceiling.
+    Raises Unavailable, and BenchFailed also when a message was nacked or returned: then it was no ceiling.
     """
     arguments = (exchange, str(messages), str(body), str(keys), str(window), writes)
     line: dict[str, Any] = json.loads(_run("ceiling", amqp_url, *arguments))
     if line["acked"] != messages or line["returned"]:
-        raise NativeFailed(f"the broker did not take every message of the C publisher: {line}")
+        raise BenchFailed(f"the broker did not take every message of the C publisher: {line}")
     return line
 
 
 def collect(amqp_url: str, queue: str) -> list[str]:
-    """Empty a queue; the message ids in the order of delivery. Raises NativeUnavailable, NativeFailed."""
+    """Empty a queue; the message ids in the order of delivery. Raises Unavailable, BenchFailed."""
     return _run("collect", amqp_url, queue).splitlines()
 
 
@@ -90,5 +93,5 @@ def _run(name: str, amqp_url: str, *arguments: str) -> str:
         stdin=subprocess.DEVNULL,
     )
     if outcome.returncode != 0:
-        raise NativeFailed(f"{name}: {outcome.stderr.strip() or f'exit {outcome.returncode}'}")
+        raise BenchFailed(f"{name}: {outcome.stderr.strip() or f'exit {outcome.returncode}'}")
     return outcome.stdout

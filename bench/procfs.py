@@ -53,8 +53,17 @@ def family_cpu_s(pid: int) -> float:
 
 def peak_rss_bytes(pid: int) -> int:
     """The most memory that the process has had resident (VmHWM)."""
+    return _status_bytes(pid, "VmHWM:")
+
+
+def rss_bytes(pid: int) -> int:
+    """What the process has resident now (VmRSS)."""
+    return _status_bytes(pid, "VmRSS:")
+
+
+def _status_bytes(pid: int, name: str) -> int:
     for line in Path(f"/proc/{pid}/status").read_text().splitlines():
-        if line.startswith("VmHWM:"):
+        if line.startswith(name):
             return int(line.split()[1]) * 1024
     raise ProcessLookupError(f"process {pid} has ended")
 

@@ -1,35 +1,30 @@
-"""One run of `relay run` over a full table, observed from outside: its `/metrics`, /proc, the table and the queue."""
+"""One drain of a full table by `relay run`, observed from outside: its `/metrics`, /proc, the table and the queue."""
 
 from __future__ import annotations
 
-import signal
-import subprocess
-import sys
 import time
-import urllib.error
-import urllib.request
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from bench import native
+from bench.errors import BenchFailed
+from bench.load import Load
+from bench.process import Relay
 from bench.procfs import Cpu, peak_rss_bytes, us_per_message
 from bench.proof import check_queue, expect_no_complaints
-from bench.rig import QUEUE, BenchFailed, Rig, relay_environment
-from relay.servers import LOOPBACK, free_port
+from bench.rig import QUEUE, Rig
 
-START_TIMEOUT_S = 60.0
-STALL_TIMEOUT_S = 30.0
-STOP_TIMEOUT_S = 20.0
+START_TIMEOUT_S: Final = 60.0
+STALL_TIMEOUT_S: Final = 30.0
 FINE_S, COARSE_S = 0.010, 0.5
 """Between two looks at `/metrics`: near the start and the end, and at most. A look costs the relay some 2 ms of CPU."""
 
 
 @dataclass(frozen=True, slots=True)
 class Look:
-    """One look at a running relay, by the monotonic clock. `has_begun` once it has read or published anything."""
+    """One look at the running relays, by the monotonic clock. `has_begun` once one has read or published anything."""
 
     at: float
     cpu: Cpu
@@ -38,150 +33,117 @@ class Look:
     outcomes: Mapping[str, int]
 
 
-def run_relay(rig: Rig, sent_rows: str, *, checks_ids: bool) -> dict[str, Any]:
-    """Drain a fresh copy of the backlog into a fresh queue; one entry of the report's `runs`.
+@dataclass(frozen=True, slots=True)
+class Drain:
+    """What is drained and how; `settings` are the relay's beside `RELAY_SENT_ROWS`."""
 
-    `sent_rows` is the setting, `delete` or `mark`. Without `checks_ids` (no C compiler) messages are only counted. Raises
-    BenchFailed.
+    load: Load
+    sent_rows: str = "delete"
+    queue: str = "quorum"
+    relays: int = 1
+    settings: tuple[tuple[str, str], ...] = ()
+    is_ordered: bool = True
+
+
+def run_relay(rig: Rig, drain: Drain) -> dict[str, Any]:
+    """Drain a fresh copy of the backlog into a fresh queue; one entry of the document's `runs`.
+
+    Without a C compiler messages are only counted. Raises BenchFailed.
     """
-    with rig.fresh_database() as database, rig.fresh_queue():
+    rows = drain.load.rows
+    settings = dict(drain.settings) | {"RELAY_SENT_ROWS": drain.sent_rows}
+    with rig.fresh_database(drain.load) as database, rig.fresh_queue(drain.queue):
         rig.wait_until_quiet()
-        port = free_port()
-        environment = relay_environment(
-            RELAY_DATABASE_URL=rig.postgres.url(database),
-            RELAY_AMQP_URL=rig.amqp_url,
-            RELAY_SENT_ROWS=sent_rows,
-            RELAY_LISTEN=f"{LOOPBACK}:{port}",
-        )
-        started = time.monotonic()
-        with _relay(environment, rig.directory / "relay.log") as process:
-            begin = _watch_start(rig, process, port)
-            end = _watch_drain(rig, process, port, begin)
-            peak = peak_rss_bytes(process.pid)
+        wal_before = rig.wal_bytes()
+        with ExitStack() as stack:
+            relays = [stack.enter_context(Relay(rig, database, settings=settings)) for _ in range(drain.relays)]
+            begin = _watch_start(rig, relays, rows)
+            end = _watch_drain(rig, relays, rows, begin)
+            peak = max(peak_rss_bytes(relay.pid) for relay in relays)
+        wal_bytes = rig.wal_bytes() - wal_before
         total, pending = rig.count(database)
-        if pending or total != (0 if sent_rows == "delete" else rig.rows):
+        if pending or total != (0 if drain.sent_rows == "delete" else rows):
             raise BenchFailed(
                 f"the relay counts {end.sent} rows sent, the table holds {total}, {pending} of them pending"
             )
         first = rig.take_first()
-        if first.held < rig.rows:
-            raise BenchFailed(f"{rig.rows} rows are sent, the queue holds {first.held} messages")
-        copies = first.held - rig.rows
-        if checks_ids:
-            copies = check_queue(rig, [first.message_id, *native.collect(rig.amqp_url, QUEUE)])
+        if first.held < rows:
+            raise BenchFailed(f"{rows} rows are sent, the queue holds {first.held} messages")
+        copies = first.held - rows
+        if native.is_available():
+            delivered = [first.message_id, *native.collect(rig.amqp_url, QUEUE)]
+            copies = check_queue(rig.backlog(drain.load), delivered, is_ordered=drain.is_ordered)
     expect_no_complaints(rig)
     seconds, used = end.at - begin.at, end.cpu - begin.cpu
     return {
-        "publisher": "relay",
-        "variant": sent_rows,
-        "messages": rig.rows,
+        "messages": rows,
         "body_bytes": first.shape["body_bytes"],
         "seconds": round(seconds, 6),
-        "msgs_per_s": round(rig.rows / seconds, 1),
-        "seconds_from_process_start": round(end.at - started, 6),
+        "msgs_per_s": round(rows / seconds, 1),
+        "seconds_from_process_start": round(end.at - relays[0].started_at, 6),
         "outcomes": dict(end.outcomes),
         "copies": copies,
         "cpu_us_per_msg": {
-            "publisher": us_per_message(used.relay_s, rig.rows),
-            "publisher_with_start": us_per_message(end.cpu.relay_s, rig.rows),
-            "postgres": us_per_message(used.postgres_s, rig.rows),
-            "rabbitmq": us_per_message(used.rabbitmq_s, rig.rows),
+            "publisher": us_per_message(used.relay_s, rows),
+            "publisher_with_start": us_per_message(end.cpu.relay_s, rows),
+            "postgres": us_per_message(used.postgres_s, rows),
+            "rabbitmq": us_per_message(used.rabbitmq_s, rows),
         },
         "peak_rss_mb": round(peak / 1e6, 1),
+        "wal_bytes_per_row": round(wal_bytes / rows, 1),
         "shape": first.shape,
     }
 
 
-@contextmanager
-def _relay(environment: Mapping[str, str], log: Path) -> Iterator[subprocess.Popen[bytes]]:
-    """`relay run` as a process; ends it with SIGTERM and expects a clean stop. Raises BenchFailed with the end of its log."""
-    with log.open("wb") as out:
-        process = subprocess.Popen(
-            [sys.executable, "-m", "relay", "run"],
-            env=dict(environment),
-            stdin=subprocess.DEVNULL,
-            stdout=out,
-            stderr=out,
-        )
-    try:
-        yield process
-        process.send_signal(signal.SIGTERM)
-        if (code := process.wait(STOP_TIMEOUT_S)) != 0:
-            raise BenchFailed(f"relay run ended with {code}")
-    except (BenchFailed, subprocess.TimeoutExpired) as failed:
-        tail = "\n".join(log.read_text(errors="replace").splitlines()[-15:])
-        raise BenchFailed(f"{failed}; the relay's last words:\n{tail}") from failed
-    finally:
-        if process.poll() is None:
-            process.kill()
-            process.wait()
-
-
-def _watch_start(rig: Rig, process: subprocess.Popen[bytes], port: int) -> Look:
+def _watch_start(rig: Rig, relays: Sequence[Relay], rows: int) -> Look:
     """The last look at which nothing had been read or published: the clock starts no later than the first message."""
     deadline = time.monotonic() + START_TIMEOUT_S
     idle: Look | None = None
     while time.monotonic() < deadline:
-        look = _look(rig, process, port)
-        if look is None:
-            # Not listening yet. Until it is, "now" is the last moment at which nothing had begun.
-            idle = Look(time.monotonic(), rig.cpu(process.pid), False, 0, {})
-        elif look.has_begun:
+        look = _look(rig, relays, rows)
+        if look.has_begun:
             assert idle is not None, "the relay was done before it was looked at"
             return idle
-        else:
-            idle = look
+        idle = look
         time.sleep(FINE_S)
-    raise BenchFailed(f"the relay published nothing within {START_TIMEOUT_S:.0f} s")
+    raise relays[0].failed(f"the relay published nothing within {START_TIMEOUT_S:.0f} s")
 
 
-def _watch_drain(rig: Rig, process: subprocess.Popen[bytes], port: int, begin: Look) -> Look:
+def _watch_drain(rig: Rig, relays: Sequence[Relay], rows: int, begin: Look) -> Look:
     """The first look at which every row is settled. Looks are few while much is left, dense towards the end."""
     last, progressed_at = begin, time.monotonic()
-    pause = COARSE_S
+    pause = FINE_S
     while True:
         time.sleep(pause)
-        look = _look(rig, process, port)
-        if look is None:
-            raise BenchFailed("the relay stopped answering")
-        if look.sent >= rig.rows:
+        look = _look(rig, relays, rows)
+        if look.sent >= rows:
             return look
         if look.sent > last.sent:
             progressed_at = look.at
         elif look.at - progressed_at > STALL_TIMEOUT_S:
-            raise BenchFailed(f"no row settled for {STALL_TIMEOUT_S:.0f} s; {look.sent} of {rig.rows} are")
+            raise relays[0].failed(f"no row settled for {STALL_TIMEOUT_S:.0f} s; {look.sent} of {rows} are")
         last = look
         # Half of what is left at the rate so far: the last looks are as fine as the first.
         rate = look.sent / (look.at - begin.at)
-        pause = min(COARSE_S, max(FINE_S, (rig.rows - look.sent) / rate / 2)) if rate else FINE_S
+        pause = min(COARSE_S, max(FINE_S, (rows - look.sent) / rate / 2)) if rate else FINE_S
 
 
-def _look(rig: Rig, process: subprocess.Popen[bytes], port: int) -> Look | None:
-    """None while nobody listens. Raises BenchFailed when the process has ended."""
-    if (code := process.poll()) is not None:
-        raise BenchFailed(f"relay run ended early with {code}")
-    at, cpu = time.monotonic(), rig.cpu(process.pid)
-    try:
-        with urllib.request.urlopen(f"http://{LOOPBACK}:{port}/metrics", timeout=5.0) as answer:
-            text = answer.read().decode()
-    except urllib.error.URLError:
-        return None
-    values = _samples(text)
-    outcomes = {
-        name.partition('outcome="')[2].removesuffix('"}'): int(value)
-        for name, value in values.items()
-        if name.startswith("relay_published_total{")
-    }
-    begun = ("relay_rows_read_total", "relay_in_flight_messages", "relay_rows_sent_total")
-    has_begun = any(outcomes.values()) or any(values.get(name, 0.0) > 0 for name in begun)
-    sent = int(values.get("relay_rows_sent_total", 0))
+def _look(rig: Rig, relays: Sequence[Relay], rows: int) -> Look:
+    """A relay that does not listen yet has done nothing. Raises BenchFailed when one has ended."""
+    pids = [relay.pid for relay in relays]
+    at, cpu = time.monotonic(), rig.cpu(*pids)
+    outcomes: dict[str, int] = {}
+    sent, has_begun = 0, False
+    for relay in relays:
+        values = relay.metrics() or {}
+        for name, value in values.items():
+            if name.startswith("relay_published_total{"):
+                outcome = name.partition('outcome="')[2].removesuffix('"}')
+                outcomes[outcome] = outcomes.get(outcome, 0) + int(value)
+        begun = ("relay_rows_read_total", "relay_in_flight_messages", "relay_rows_sent_total")
+        has_begun = has_begun or any(values.get(name, 0.0) > 0 for name in begun)
+        sent += int(values.get("relay_rows_sent_total", 0))
     # A start is dated by the moment before the question, an end by the moment after the answer.
-    if sent >= rig.rows:
-        at, cpu = time.monotonic(), rig.cpu(process.pid)
-    return Look(at, cpu, has_begun, sent, outcomes)
-
-
-def _samples(text: str) -> dict[str, float]:
-    """Prometheus' text format, name with labels -> value."""
-    pairs = (line.rsplit(" ", 1) for line in text.splitlines() if line and not line.startswith("#"))
-    return {name: float(value) for name, value in pairs}
+    if sent >= rows:
+        at, cpu = time.monotonic(), rig.cpu(*pids)
+    return Look(at, cpu, has_begun or any(outcomes.values()), sent, outcomes)

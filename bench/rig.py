@@ -1,12 +1,13 @@
-"""The servers of one benchmark and the backlog that every run starts from.
+"""The servers of a benchmark and the databases and queues that its runs start from.
 
-Owns: a private durable PostgreSQL, a private RabbitMQ, and the *template*: a database migrated by `relay migrate` and filled
-once. Each run gets a fresh copy of it and a fresh queue, so that no run inherits another's dead rows, segments or floors.
+Owns: a private durable PostgreSQL, a private RabbitMQ, and the *templates*: databases migrated by `relay migrate` and filled
+once. Each run gets a fresh copy of one and a fresh queue, so that no run inherits another's dead rows, segments or floors.
 """
 
 from __future__ import annotations
 
 import asyncio
+import itertools
 import os
 import re
 import subprocess
@@ -21,31 +22,18 @@ from typing import Any, Self
 
 import aio_pika
 
+from bench.errors import BenchFailed
+from bench.load import Backlog, Load
 from bench.procfs import Cpu, family_cpu_s, process_cpu_s
 from relay.servers import PostgresServer, RabbitServer
 
 EXCHANGE = "events"  # the default of RELAY_EXCHANGE
 QUEUE = "bench"
-EVENT_TYPE = "order.created"
-BODY_BYTES = 250
-ROWS_PER_TRANSACTION = 1000
+EMPTY = "load_empty"
 AMQP_TIMEOUT_S = 30.0
 QUIET_CPU_SHARE = 0.05
 QUIET_WINDOW_S = 0.3
 QUIET_TIMEOUT_S = 60.0
-
-
-class BenchFailed(Exception):
-    """A run that proves nothing: a row is missing, a server complained, something did not end. No result is written."""
-
-
-@dataclass(frozen=True, slots=True)
-class Backlog:
-    """What the template holds: `keys[i]` is the ordering key of the row `ids[i]`, both by seq. `body`: a payload of it."""
-
-    ids: list[str]
-    keys: list[str]
-    body: Path
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,32 +46,47 @@ class Taken:
 
 
 class Rig:
-    """Use as a context manager; leaving it ends the servers and removes everything."""
+    """Use as a context manager; leaving it ends the servers that it started and removes everything.
 
-    def __init__(self, rows: int, keys: int) -> None:
-        assert rows > 0 and keys > 0
-        self.rows, self.keys = rows, keys
+    Given servers (a test's) are used and left running; `amqp_url` may then name a vhost.
+    """
+
+    def __init__(
+        self,
+        postgres: PostgresServer | None = None,
+        rabbit: RabbitServer | None = None,
+        amqp_url: str | None = None,
+    ) -> None:
+        self._given = postgres, rabbit, amqp_url
         self._exits = ExitStack()
         self._log_marks: dict[Path, int] = {}
+        self._backlogs: dict[Load, Backlog] = {}
+        self._numbers = itertools.count(1)
 
     def __enter__(self) -> Self:
         with ExitStack() as exits:
             self.directory = Path(exits.enter_context(tempfile.TemporaryDirectory(prefix="relay-bench-")))
-            self.postgres = exits.enter_context(PostgresServer.start(durable=True))
+            postgres, rabbit, amqp_url = self._given
+            self.postgres = postgres or exits.enter_context(PostgresServer.start(durable=True))
             # The management plugin's statistics would be broker CPU that no relay causes.
-            self.rabbit = exits.enter_context(RabbitServer.start(plugins=()))
-            self.amqp_url = self.rabbit.amqp_url()
-            self.backlog = self._fill()
+            self.rabbit = rabbit or exits.enter_context(RabbitServer.start(plugins=()))
+            self.amqp_url = amqp_url or self.rabbit.amqp_url()
+            exits.callback(self._drop_templates)
+            self._migrate(self.postgres.create_database(EMPTY))
+            self.complaints()
             self._exits = exits.pop_all()
         return self
 
     def __exit__(self, *_: object) -> None:
         self._exits.close()
 
-    # ---------------------------------------------------------------- the backlog
+    def _drop_templates(self) -> None:
+        for name in (EMPTY, *(load.template for load in self._backlogs)):
+            self.postgres.drop_database(name)
 
-    def _fill(self) -> Backlog:
-        url = self.postgres.create_database("template_backlog")
+    # ---------------------------------------------------------------- the database
+
+    def _migrate(self, url: str) -> None:
         migration = subprocess.run(
             [sys.executable, "-m", "relay", "migrate"],
             check=False,
@@ -95,41 +98,41 @@ class Rig:
         )
         if migration.returncode != 0:
             raise BenchFailed(f"relay migrate: exit {migration.returncode}\n{migration.stderr}{migration.stdout}")
-        self._sql(
-            f"""do $$ declare first int := 1; begin
-                while first <= {self.rows} loop
-                    insert into outbox (event_type, aggregate_type, aggregate_id, payload)
-                    select '{EVENT_TYPE}', 'customer', 'c-' || key,
-                           (rpad(format('{{"order_id": "%s", "customer_id": "c-%s", "note": "', n, key),
-                                 {BODY_BYTES - 2}, 'lorem ipsum ') || '"}}')::json
-                    from generate_series(first, least(first + {ROWS_PER_TRANSACTION - 1}, {self.rows})) as n,
-                         lateral (select abs(hashint4(n)::bigint) % {self.keys}) as k(key);
-                    commit;
-                    first := first + {ROWS_PER_TRANSACTION};
-                end loop;
-            end $$"""
-        )
-        self._sql("vacuum analyze")
-        self._sql("checkpoint")
-        pairs = [line.split("|") for line in self._sql("select id, aggregate_id from outbox order by seq").splitlines()]
-        body = self.directory / "body"
-        body.write_text(self._sql("select payload from outbox order by seq limit 1").removesuffix("\n"))
-        if len(pairs) != self.rows or body.stat().st_size != BODY_BYTES:
+
+    def backlog(self, load: Load) -> Backlog:
+        """The rows of a load's template, which is filled at the first call. Raises BenchFailed."""
+        if load not in self._backlogs:
+            self._backlogs[load] = self._fill(load)
+        return self._backlogs[load]
+
+    def _fill(self, load: Load) -> Backlog:
+        self._copy(EMPTY, load.template)
+        self.sql(load.fill(), load.template)
+        self.sql("vacuum analyze outbox", load.template)
+        listing = self.sql("select id, aggregate_id from outbox order by seq", load.template)
+        pairs = [line.split("|") for line in listing.splitlines()]
+        body = self.directory / f"{load.template}.body"
+        body.write_text(self.sql("select payload from outbox order by seq limit 1", load.template).removesuffix("\n"))
+        if len(pairs) != load.rows or body.stat().st_size != load.body_bytes:
             raise BenchFailed(f"the fill made {len(pairs)} rows with a body of {body.stat().st_size} bytes")
         return Backlog([row_id for row_id, _ in pairs], [key for _, key in pairs], body)
 
-    def _sql(self, statement: str, database: str = "template_backlog") -> str:
+    def sql(self, statement: str, database: str) -> str:
         return self.postgres.sql(statement, database)
 
-    @contextmanager
-    def fresh_database(self) -> Iterator[str]:
-        """A copy of the template, checkpointed; yields its name, drops it afterwards."""
-        name = "backlog_run"
-        self.postgres.drop_database(name)
+    def _copy(self, template: str, name: str) -> None:
         # Block by block from 15 on would write it all to the log first; a copy of files is what 14 does anyway.
-        by_files = " strategy file_copy" if int(self._sql("show server_version_num", "postgres")) >= 150000 else ""
-        self._sql(f"create database {name} template template_backlog{by_files}", "postgres")
-        self._sql("checkpoint", "postgres")
+        by_files = " strategy file_copy" if int(self.sql("show server_version_num", "postgres")) >= 150000 else ""
+        self.sql(f"create database {name} template {template}{by_files}", "postgres")
+
+    @contextmanager
+    def fresh_database(self, load: Load | None = None) -> Iterator[str]:
+        """A copy of a load's template (None: an outbox without rows), checkpointed; yields its name, drops it afterwards."""
+        if load is not None:
+            self.backlog(load)
+        name = f"run_{next(self._numbers)}"
+        self._copy(EMPTY if load is None else load.template, name)
+        self.sql("checkpoint", "postgres")
         try:
             yield name
         finally:
@@ -137,22 +140,14 @@ class Rig:
 
     def count(self, database: str) -> tuple[int, int]:
         """How many rows the table holds, and how many of them are not marked sent."""
-        total, pending = self._sql(
+        total, pending = self.sql(
             "select count(*), count(*) filter (where sent_at is null) from outbox", database
         ).split("|")
         return int(total), int(pending)
 
-    def settings(self) -> dict[str, Any]:
-        """What a report says about the load and the servers."""
-        return {
-            "rows": self.rows,
-            "keys": self.keys,
-            "body_bytes": self.backlog.body.stat().st_size,
-            "ordering": "strict",
-            "queue": "one quorum queue bound with # to a topic exchange, new for each run",
-            "postgresql": "durable (fsync, synchronous_commit on), otherwise its defaults; new database for each run",
-            "relay": "defaults but RELAY_SENT_ROWS",
-        }
+    def wal_bytes(self) -> int:
+        """Bytes of write-ahead log written so far."""
+        return int(self.sql("select pg_wal_lsn_diff(pg_current_wal_lsn(), '0/0')::bigint", "postgres"))
 
     def versions(self) -> dict[str, str]:
         """The servers' own words."""
@@ -164,20 +159,20 @@ class Rig:
     # ---------------------------------------------------------------- the broker
 
     @contextmanager
-    def fresh_queue(self) -> Iterator[None]:
-        """One empty quorum queue that takes everything of the topic exchange; deleted afterwards."""
-        asyncio.run(self._declare())
+    def fresh_queue(self, kind: str = "quorum") -> Iterator[None]:
+        """One empty queue, `quorum` or `classic`, that takes everything of the topic exchange; deleted afterwards."""
+        asyncio.run(self._declare(kind))
         try:
             yield
         finally:
             asyncio.run(self._delete())
 
-    async def _declare(self) -> None:
+    async def _declare(self, kind: str) -> None:
         async with await aio_pika.connect(self.amqp_url, timeout=AMQP_TIMEOUT_S) as connection:
             channel = await connection.channel()
             exchange = await channel.declare_exchange(EXCHANGE, aio_pika.ExchangeType.TOPIC, durable=True)
             await channel.queue_delete(QUEUE)
-            queue = await channel.declare_queue(QUEUE, durable=True, arguments={"x-queue-type": "quorum"})
+            queue = await channel.declare_queue(QUEUE, durable=True, arguments={"x-queue-type": kind})
             await queue.bind(exchange, "#")
 
     async def _delete(self) -> None:
@@ -201,10 +196,10 @@ class Rig:
 
     # ---------------------------------------------------------------- the machine
 
-    def cpu(self, relay_pid: int | None = None) -> Cpu:
-        """CPU seconds of everybody so far; the relay's are 0 without a `relay_pid`."""
+    def cpu(self, *relay_pids: int) -> Cpu:
+        """CPU seconds of everybody so far; the relays' are summed, 0 without any."""
         return Cpu(
-            process_cpu_s(relay_pid) if relay_pid is not None else 0.0,
+            sum(map(process_cpu_s, relay_pids)),
             family_cpu_s(self.postgres.pid),
             family_cpu_s(self.rabbit.broker_pid),
         )

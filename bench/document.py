@@ -1,0 +1,181 @@
+"""The result: one JSON document whose keys are computed from the runs alone, each by one line of a table.
+
+Ratios are taken within a turn and their median is reported: what is compared ran within the same minutes. Latencies and CPU are
+the best of the turns (a machine's other work only ever adds to them), everything else the median.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any, Final
+
+from bench.machine import machine, versions
+from bench.step import Run
+from bench.suite import Outcome
+
+Figures = Mapping[str, Mapping[str, Run]]
+"""One turn's runs, by scenario and variant."""
+
+
+@dataclass(frozen=True, slots=True)
+class Key:
+    """One key of the document: how it is read from a turn (KeyError, ValueError: not measured), and from the turns."""
+
+    name: str
+    read: Callable[[Figures], float]
+    over: Callable[[Sequence[float]], float] = statistics.median
+    target: float | None = None
+    is_at_least: bool = True
+    digits: int = 3
+
+    def is_reached(self, value: float) -> bool | None:
+        if self.target is None:
+            return None
+        return value >= self.target if self.is_at_least else value <= self.target
+
+
+def _value(scenario: str, variant: str, *path: str) -> Callable[[Figures], float]:
+    def read(turn: Figures) -> float:
+        found: Any = turn[scenario][variant]
+        for name in path or ("msgs_per_s",):
+            found = found[name]
+        return float(found)
+
+    return read
+
+
+def _best(variants: Iterable[str]) -> Callable[[Figures], float]:
+    names = tuple(variants)
+    return lambda turn: max(turn["ceiling"][name]["msgs_per_s"] for name in names if name in turn["ceiling"])
+
+
+def _ratio(above: Callable[[Figures], float], below: Callable[[Figures], float]) -> Callable[[Figures], float]:
+    return lambda turn: above(turn) / below(turn)
+
+
+_LIBRARY = [f"library {window}" for window in (200, 1_000, 5_000)]
+_CEILING = _best(_LIBRARY)
+_CLASSIC = _best(f"classic {name}" for name in _LIBRARY)
+_DELETE, _MARK = _value("drain", "delete"), _value("drain", "mark")
+_C_50, _C_1 = _value("ceiling", "window 50"), _value("ceiling", "window 1")
+_RATES = (10, 100, 1_000, 2_000, 5_000)
+
+
+def _most(name: str, *variants: str) -> Callable[[Figures], float]:
+    return lambda turn: max(turn["drain"][variant][name] for variant in variants)
+
+
+KEYS: Final[tuple[Key, ...]] = (
+    Key("ceiling_msgs_s", _CEILING, digits=1),
+    Key("ceiling_joined_msgs_s", _best(("buffer 1000", "buffer 5000")), digits=1),
+    Key("ceiling_classic_msgs_s", _CLASSIC, digits=1),
+    Key("drain_msgs_s", _DELETE, digits=1),
+    Key("drain_mark_msgs_s", _MARK, digits=1),
+    Key("drain_ratio", _ratio(_DELETE, _CEILING), target=0.90),
+    Key("drain_ratio_mark", _ratio(_MARK, _CEILING), target=0.80),
+    Key("drain_ratio_classic", _ratio(_value("drain", "classic"), _CLASSIC), target=0.90),
+    Key("drain_ratio_50_keys", _ratio(_value("drain", "50 keys"), _CEILING), target=0.45),
+    Key("drain_ratio_50_keys_vs_c_window_50", _ratio(_value("drain", "50 keys"), _C_50), target=0.75),
+    Key("hot_key_ratio", _ratio(_value("drain", "hot key"), _C_1), target=0.80),
+    Key("naive_ratio", _ratio(_value("peers", "one"), _CEILING)),
+    Key("gathered_ratio", _ratio(_value("peers", "gathered"), _CEILING)),
+    Key("drain_vs_gathered", _ratio(_DELETE, _value("peers", "gathered")), target=4.0),
+    Key("relay_cpu_us", _value("drain", "delete", "cpu_us_per_msg", "publisher"), min, 12.0, False, 2),
+    Key("relay_cpu_us_mark", _value("drain", "mark", "cpu_us_per_msg", "publisher"), min, digits=2),
+    Key("postgres_cpu_us_delete", _value("drain", "delete", "cpu_us_per_msg", "postgres"), min, 12.0, False, 2),
+    Key("postgres_cpu_us_mark", _value("drain", "mark", "cpu_us_per_msg", "postgres"), min, 20.0, False, 2),
+    Key("rabbitmq_cpu_us", _value("drain", "delete", "cpu_us_per_msg", "rabbitmq"), min, digits=2),
+    *(
+        Key(f"trickle_{rate}_{name}", _value("trickle", f"{rate} a second", name), min, *target)
+        for rate in _RATES
+        for name, target in (
+            ("p50_ms", (3.0, False) if rate == 1_000 else ()),
+            ("p99_ms", (10.0, False) if rate == 1_000 else ()),
+            ("p99_9_ms", ()),
+        )
+    ),
+    *(
+        Key(f"trickle_{rate}_consumer_{name}", _value("trickle", f"{rate} a second", "to_consumer", name), min)
+        for rate in _RATES
+        for name in ("p50_ms", "p99_ms", "p99_9_ms")
+    ),
+    Key("idle_wakeup_p50_ms", _value("trickle", "wake-up", "p50_ms"), min, 3.0, False),
+    Key("idle_wakeup_consumer_p50_ms", _value("trickle", "wake-up", "to_consumer", "p50_ms"), min),
+    Key("peak_rss_mb", _most("peak_rss_mb", "delete", "mark"), target=80.0, is_at_least=False, digits=1),
+    Key("idle_rss_mb", _value("start", "idle", "idle_rss_mb"), target=50.0, is_at_least=False, digits=1),
+    Key("start_to_ready_s", _value("start", "idle", "start_to_ready_s"), target=1.5, is_at_least=False),
+    Key("wal_bytes_per_row_delete", _value("drain", "delete", "wal_bytes_per_row"), digits=1),
+    Key("wal_bytes_per_row_mark", _value("drain", "mark", "wal_bytes_per_row"), digits=1),
+)
+
+
+def document(outcome: Outcome) -> dict[str, Any]:
+    """The file's content: every key that could be computed at the top, then spreads, targets and all runs."""
+    turns = [_turn(outcome.runs, number) for number in range(1, outcome.form.repeats + 1)]
+    figures: dict[str, float] = {}
+    spread: dict[str, dict[str, Any]] = {}
+    targets: dict[str, dict[str, Any]] = {}
+    for key in KEYS:
+        values = [value for turn in turns if (value := _read(key, turn)) is not None]
+        if not values:
+            continue
+        figures[key.name] = value = round(key.over(values), key.digits)
+        spread[key.name] = {
+            "min": round(min(values), key.digits),
+            "max": round(max(values), key.digits),
+            "turns": len(values),
+        }
+        if (is_reached := key.is_reached(value)) is not None:
+            sign = "at least" if key.is_at_least else "at most"
+            targets[key.name] = {"target": f"{sign} {key.target:g}", "is_reached": is_reached}
+    return {
+        **figures,
+        "form": outcome.form.name,
+        "measured_at": datetime.now(UTC).isoformat(timespec="seconds"),
+        "took_s": round(outcome.seconds, 1),
+        "machine": machine(),
+        "versions": {**versions(), **outcome.versions},
+        "settings": {
+            "repeats": outcome.form.repeats,
+            "scale": outcome.form.scale,
+            "postgresql": "durable (fsync, synchronous_commit on), otherwise its defaults; a new database for each run",
+            "rabbitmq": "two schedulers, no plugins; a new queue for each run, bound with # to a topic exchange",
+            "relay": "its defaults but RELAY_SENT_ROWS; delete unless said",
+            "load": "250 bytes of JSON, 5,000 keys, a quorum queue, strict order, unless said",
+        },
+        "spread": spread,
+        "targets": targets,
+        "skipped": dict(outcome.skipped),
+        "failed": dict(outcome.failed),
+        "runs": list(outcome.runs),
+    }
+
+
+def _turn(runs: Sequence[Run], number: int) -> Figures:
+    found: dict[str, dict[str, Run]] = {}
+    for run in runs:
+        if run["turn"] == number:
+            found.setdefault(run["scenario"], {})[run["variant"]] = run
+    return found
+
+
+def _read(key: Key, turn: Figures) -> float | None:
+    try:
+        return key.read(turn)
+    except (KeyError, ValueError):  # not measured in this turn: skipped, failed, or only once
+        return None
+
+
+def table(result: Mapping[str, Any]) -> str:
+    """The keys for a terminal: value, spread, target."""
+    lines = []
+    for key in KEYS:
+        if key.name in result:
+            spread, target = result["spread"][key.name], result["targets"].get(key.name)
+            mark = "" if target is None else f"{target['target']}: {'reached' if target['is_reached'] else 'MISSED'}"
+            width = f"{spread['min']:>10,g} …{spread['max']:>10,g}"
+            lines.append(f"{key.name:<36}{result[key.name]:>12,g}   {width}   {mark}".rstrip())
+    return "\n".join(lines)

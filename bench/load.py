@@ -1,0 +1,62 @@
+"""What a run starts from: so many rows, of so many keys, of such a size. Filled once into a template database."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+EVENT_TYPE: Final = "order.created"
+ROWS_PER_TRANSACTION: Final = 1000
+INCOMPRESSIBLE_FROM_BYTES: Final = 1024
+"""From here on bodies are digits of hashes: PostgreSQL compresses a larger text of repeated words to almost nothing."""
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """`rows` waiting rows over `keys` ordering keys; with `hot_every` each n-th row belongs to one hot key instead."""
+
+    rows: int
+    keys: int = 5_000
+    body_bytes: int = 250
+    hot_every: int = 0
+
+    def __post_init__(self) -> None:
+        assert self.rows > 0 and self.keys > 0 and self.body_bytes >= 80 and self.hot_every >= 0
+
+    @property
+    def template(self) -> str:
+        """The name of its template database."""
+        return f"load_{self.rows}_{self.keys}_{self.body_bytes}_{self.hot_every}"
+
+    def fill(self) -> str:
+        """The statement that inserts the rows, a thousand a transaction."""
+        key = "'c-' || abs(hashint4(n)::bigint) % " + str(self.keys)
+        if self.hot_every:
+            key = f"case when n % {self.hot_every} = 0 then 'hot' else {key} end"
+        filler = "repeat('lorem ipsum ', 100)"
+        if self.body_bytes >= INCOMPRESSIBLE_FROM_BYTES:
+            filler = (
+                f"(select string_agg(md5(n::text || '/' || i), '') from generate_series(1, {self.body_bytes // 32}) i)"
+            )
+        return f"""do $$ declare first int := 1; begin
+                while first <= {self.rows} loop
+                    insert into outbox (event_type, aggregate_type, aggregate_id, payload)
+                    select '{EVENT_TYPE}', 'customer', key,
+                           (left(format('{{"order_id": "%s", "customer_id": "%s", "note": "', n, key) || {filler},
+                                 {self.body_bytes - 2}) || '"}}')::json
+                    from generate_series(first, least(first + {ROWS_PER_TRANSACTION - 1}, {self.rows})) as n,
+                         lateral (select {key}) as k(key);
+                    commit;
+                    first := first + {ROWS_PER_TRANSACTION};
+                end loop;
+            end $$"""
+
+
+@dataclass(frozen=True, slots=True)
+class Backlog:
+    """What a template holds: `keys[i]` is the ordering key of the row `ids[i]`, both by seq. `body`: a payload of it."""
+
+    ids: list[str]
+    keys: list[str]
+    body: Path

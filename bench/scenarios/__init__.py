@@ -1,0 +1,16 @@
+"""The scenarios: each module has `steps(form)`; a new one is a module and a line in `SCENARIOS`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from bench.scenarios import drain, peers, start, trickle
+from bench.step import Form, Step
+
+SCENARIOS: dict[str, Callable[[Form], Sequence[Step]]] = {
+    "drain": drain.steps,
+    "peers": peers.steps,
+    "start": start.steps,
+    "trickle": trickle.steps,
+}
+"""By name, in the order of a turn."""

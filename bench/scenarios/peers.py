@@ -1,0 +1,75 @@
+"""Scenario `peers`: the relay that is written in an afternoon (`bench/naive.py`), on the same servers in the same turn."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Final
+
+from bench import naive, native
+from bench.errors import BenchFailed
+from bench.load import Load
+from bench.procfs import us_per_message
+from bench.proof import check_queue, expect_no_complaints
+from bench.rig import QUEUE, Rig, relay_environment
+from bench.step import Form, Run, Step
+
+TIMEOUT_S: Final = 600.0
+
+
+def steps(form: Form) -> Sequence[Step]:
+    load = Load(form.rows(10_000, 60_000))
+    rows = {"one": form.rows(1_500, 6_000), "gathered": load.rows}
+    return [
+        Step("peers", variant, 3.0 + many / rate, lambda rig, v=variant, n=many: _measure(rig, load, v, n))  # type: ignore[misc]
+        for (variant, many), rate in zip(rows.items(), (500, 3_000), strict=True)
+    ]
+
+
+def _measure(rig: Rig, load: Load, variant: str, rows: int) -> Sequence[Run]:
+    with rig.fresh_database(load) as database, rig.fresh_queue():
+        rig.sql(naive.INDEX, database)
+        rig.wait_until_quiet()
+        before = rig.cpu()
+        outcome = subprocess.run(
+            [sys.executable, "-m", "bench.naive", variant, str(rows)],
+            check=False,
+            env=relay_environment(RELAY_DATABASE_URL=rig.postgres.url(database), RELAY_AMQP_URL=rig.amqp_url),
+            capture_output=True,
+            text=True,
+            timeout=TIMEOUT_S,
+            stdin=subprocess.DEVNULL,
+            cwd=Path(__file__).parent.parent.parent,
+        )
+        if outcome.returncode != 0:
+            raise BenchFailed(f"bench.naive: exit {outcome.returncode}\n{outcome.stderr.strip()}")
+        used = rig.cpu() - before
+        line: dict[str, float] = json.loads(outcome.stdout)
+        pending = rig.count(database)[1]
+        if pending != load.rows - rows:
+            raise BenchFailed(f"{pending} rows are pending where {load.rows - rows} should be")
+        first = rig.take_first()
+        copies = first.held - rows
+        if native.is_available():
+            delivered = [first.message_id, *native.collect(rig.amqp_url, QUEUE)]
+            copies = check_queue(rig.backlog(load), delivered, rows)
+    expect_no_complaints(rig)
+    return [
+        {
+            "variant": variant,
+            "messages": rows,
+            "body_bytes": first.shape["body_bytes"],
+            "seconds": round(line["seconds"], 6),
+            "msgs_per_s": round(rows / line["seconds"], 1),
+            "copies": copies,
+            "cpu_us_per_msg": {
+                "publisher": us_per_message(line["cpu_s"], rows),
+                "postgres": us_per_message(used.postgres_s, rows),
+                "rabbitmq": us_per_message(used.rabbitmq_s, rows),
+            },
+            "shape": first.shape,
+        }
+    ]

@@ -1,0 +1,68 @@
+"""Scenarios of a few rows on real servers: the suite proves what it measures, and its stopwatches are where they belong."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from bench import native
+from bench.ceiling import Ceiling, run_ceiling
+from bench.errors import BenchFailed, Unavailable
+from bench.load import Load
+from bench.proof import check_queue
+from bench.relay_run import Drain, run_relay
+from bench.rig import Rig
+from bench.scenarios.trickle import trickle
+from relay.servers import PostgresServer, RabbitServer
+
+LOAD = Load(rows=400, keys=20)
+
+
+@pytest.fixture(scope="module")
+def rig(postgres_server: PostgresServer, rabbit_server: RabbitServer) -> Iterator[Rig]:
+    url = rabbit_server.add_vhost("bench")
+    with Rig(postgres_server, rabbit_server, url) as rig:
+        yield rig
+    rabbit_server.delete_vhost("bench")
+
+
+def test_the_relay_and_the_c_publisher_send_the_same_messages(rig: Rig) -> None:
+    relay = run_relay(rig, Drain(LOAD))
+    ceiling = run_ceiling(rig, Ceiling(LOAD, window=50))
+    assert relay["messages"] == ceiling["messages"] == LOAD.rows
+    assert relay["shape"] == ceiling["shape"]
+    assert relay["copies"] == 0
+    assert relay["outcomes"]["acked"] == LOAD.rows
+    assert 20 < relay["peak_rss_mb"] < 200
+    assert relay["wal_bytes_per_row"] > 50
+
+
+def test_a_trickle_times_every_row_at_the_confirm_and_at_the_consumer(rig: Rig) -> None:
+    single, batches = trickle(rig, [(100, 1, 1), (500, 10, 1)])
+    for run in (single, batches):
+        assert run["copies"] == 0
+        assert 0 <= run["p50_ms"] <= run["p99_ms"] <= run["max_ms"]
+        assert run["to_consumer"]["p50_ms"] > 0
+        # From when it was due includes the commit itself.
+        assert run["from_due"]["p50_ms"] > run["p50_ms"]
+    assert batches["messages"] % 10 == 0
+
+
+def test_a_queue_that_lacks_a_row_or_overtakes_one_proves_nothing(rig: Rig) -> None:
+    backlog = rig.backlog(LOAD)
+    assert check_queue(backlog, [*backlog.ids, backlog.ids[0]]) == 1
+    with pytest.raises(BenchFailed, match="1 rows are sent and not in the queue"):
+        check_queue(backlog, backlog.ids[1:])
+    with pytest.raises(BenchFailed, match="belong to no row"):
+        check_queue(backlog, [*backlog.ids, "stranger"])
+    with pytest.raises(BenchFailed, match="overtaken"):
+        check_queue(backlog, backlog.ids[::-1])
+    assert check_queue(backlog, backlog.ids[::-1], is_ordered=False) == 0
+
+
+def test_a_missing_compiler_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", "/nowhere")
+    assert not native.is_available()
+    with pytest.raises(Unavailable, match="install a C compiler and librabbitmq"):
+        native.compiled("ceiling")
