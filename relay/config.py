@@ -256,6 +256,15 @@ def _idle(found: Mapping[str, Any], environ: Mapping[str, str]) -> Iterable[str]
         yield "RELAY_SINK_PATH has no effect: RELAY_SINK is amqp"
     if environ.get("RELAY_RETENTION") and found["sent_rows"] is SentRows.DELETE:
         yield "RELAY_RETENTION has no effect: RELAY_SENT_ROWS is delete"
+    if environ.get("RELAY_ON_PARKED") and found["ordering"] is Ordering.NONE:
+        yield "RELAY_ON_PARKED has no effect: RELAY_ORDERING is none, no row waits for another"
+    if environ.get("RELAY_MAX_IN_FLIGHT") and found["max_in_flight"] > found["max_read_ahead"]:
+        yield (
+            f"RELAY_MAX_IN_FLIGHT={found['max_in_flight']} is never reached: RELAY_MAX_READ_AHEAD is"
+            f" {found['max_read_ahead']}, and rows in flight count"
+        )
+    if list(found["retry_delays_s"]) != sorted(found["retry_delays_s"]):
+        yield "RELAY_RETRY_DELAYS falls: a row that failed more often is tried again sooner"
     if found["max_age_s"] is not None and found["max_age_s"] < found["retry_delays_s"][0]:
         yield "RELAY_MAX_AGE is below the first of RELAY_RETRY_DELAYS: no row is ever retried"
 

@@ -17,10 +17,12 @@ async def check(config: Config, warnings: Sequence[str] = ()) -> list[Finding]:
     """Every finding, in a stable order; the configuration's own `warnings` come first. Raises nothing of the
     servers'.
     """
-    checks = [database.check(config), broker.check(config)]
+    found, waiting = await database.check(config)
+    # What waits in the outbox is what the broker must have a way for.
+    checks = [broker.check(config, waiting)]
     if config.sink is Sink.AMQP:
-        checks.append(management.check(config))
-    parts = await asyncio.gather(*checks)
+        checks.append(management.check(config, waiting))
+    parts = [found, *await asyncio.gather(*checks)]
     return [warning("configuration", text) for text in warnings] + [finding for part in parts for finding in part]
 
 

@@ -3,22 +3,30 @@
 from __future__ import annotations
 
 import os
+import re
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from typing import Final
 
 from relay.broker.amqp import AmqpBroker
 from relay.broker.appender import STANDARD_OUTPUT
+from relay.broker.survey import Survey, survey
 from relay.config import Config
 from relay.core.ports import Closed, Rejection, Returned
 from relay.errors import BrokerError, ExchangeMissing, RelayError
 from relay.message import PayloadType, Row
 from relay.preflight.finding import Finding, Level, error, not_checked, ok, warning
+from relay.preflight.pending import Pending
 from relay.route import Router
 from relay.settings import Sink
 from relay.urls import amqp_address
 
+TESTED: Final = ((3, 10), (4, 3))
+SIZE_MAX: Final = 512 * 1024 * 1024 + 1
+"""RabbitMQ takes no larger message whatever its configuration: beyond it there is nothing to ask."""
 
-async def check(config: Config) -> list[Finding]:
+
+async def check(config: Config, waiting: Pending | None) -> list[Finding]:
     """A finding a URL, and one about the exchange. While one URL works the others are warnings. Of a file only whether
     it can be written: nothing is created.
     """
@@ -43,6 +51,12 @@ async def check(config: Config) -> list[Finding]:
         findings.append(ok("exchange", f"{exchange} exists"))
     else:
         findings.append(not_checked("exchange", "no broker answers"))
+    if waiting is not None and waiting.unroutable is not None:
+        mend = "mend the writer or the template; such rows are parked as `invalid`"
+        findings.append(error("pending", f"rows wait that have no route: {waiting.unroutable}", mend))
+    url = next((url for url, failure in outcomes if failure is None or isinstance(failure, ExchangeMissing)), None)
+    if url is not None:
+        findings.extend(_survey(await survey(url, _offered(waiting)), waiting))
     return findings
 
 
@@ -54,6 +68,35 @@ def _file(path: str) -> Finding:
         mend = "RELAY_SINK_PATH needs an existing directory in which the relay may write"
         return error("broker", f"{path} cannot be written", mend)
     return ok("broker", f"the file {path}")
+
+
+def _offered(waiting: Pending | None) -> int | None:
+    """The size to ask about: that of the largest body that waits."""
+    size = None if waiting is None else waiting.largest_bytes
+    return min(size, SIZE_MAX) if size else None
+
+
+def _survey(found: Survey | None, waiting: Pending | None) -> Iterator[Finding]:
+    if found is None:
+        yield not_checked("version", "no answer in time")
+        return
+    numbers = tuple(int(number) for number in re.findall(r"\d+", found.version)[:2])
+    text = f"{found.product} {found.version}".strip() or "unknown"
+    if found.product != "RabbitMQ":
+        yield warning("version", f"{text}: relays are tested with RabbitMQ only")
+    elif not TESTED[0] <= numbers <= TESTED[1]:
+        yield warning("version", f"{text}: tested are 3.10 to 4.3", "another version, or test it yourself")
+    else:
+        yield ok("version", text)
+    if waiting is None or waiting.largest_bytes is None:
+        yield not_checked("size", "the size of what is pending could not be read in time")
+    elif waiting.largest_bytes and not found.is_size_known:
+        yield not_checked("size", "the broker gave no answer about a message of that size in time")
+    elif waiting.largest_bytes and found.size_refused is not None:
+        mend = "raise max_message_size at the broker, or send less; such rows are parked as `too_large`"
+        yield error("size", f"a row of {waiting.largest_bytes:,} bytes waits: {found.size_refused}", mend)
+    elif waiting.largest_bytes:
+        yield ok("size", f"the broker takes the largest pending row, {waiting.largest_bytes:,} bytes")
 
 
 def _connection(url: str, failure: BrokerError | None, *, works: bool) -> Finding:

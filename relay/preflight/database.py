@@ -1,4 +1,4 @@
-"""The preflight's look at PostgreSQL: connection, clock, schema and what the current role may do."""
+"""The preflight's look at PostgreSQL: connection, clock, proxy, schema, and what the current role may do."""
 
 from __future__ import annotations
 
@@ -6,11 +6,15 @@ import time
 from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, Final
 
-from relay.config import Config
-from relay.database import close, connect, fill, literal, mapped_errors, sql_file
+from relay.config import Config, Unroutable
+from relay.database import close, connect, fill, literal, sql_file
 from relay.errors import DatabaseError, RelayError, SchemaMissing
 from relay.migrate import Schema, read_schema
-from relay.preflight.finding import Finding, error, not_checked, ok, warning
+from relay.preflight import pending, proxy, vacuum
+from relay.preflight.finding import Finding, Level, error, not_checked, ok, warning
+from relay.preflight.pending import Pending
+from relay.preflight.queries import fetch_one
+from relay.route import Router
 
 if TYPE_CHECKING:
     from relay.database import Connection
@@ -18,34 +22,38 @@ if TYPE_CHECKING:
 TESTED: Final = range(14, 19)
 CONNECTIONS_OF_A_RELAY: Final = 4
 CLOCK_OFFSET_S_MAX: Final = 2.0
-SNAPSHOT_AGE_S_MAX: Final = 3600.0
+GRANT: Final = "grant this role what it needs: relay migrate --role NAME, as the table's owner"
 
 
-async def check(config: Config) -> list[Finding]:
-    """Everything about the database. What cannot be reached or read is a finding, not an exception."""
+async def check(config: Config) -> tuple[list[Finding], Pending | None]:
+    """Everything about the database, and what waits there for the broker (None: nobody could look). What cannot be
+    reached or read is a finding, not an exception.
+    """
     try:
         target = config.database()
         connection = await connect(target, application_name="outbox-relay check")
     except RelayError as failure:
         mend = failure.hint or "look at RELAY_DATABASE_URL, the server and pg_hba.conf"
-        return [error("database", failure.message, mend)]
+        return [error("database", failure.message, mend)], None
     findings: list[Finding] = []
+    waiting: Pending | None = None
     try:
         findings.extend(await _server(connection, target.address))
-        findings.extend(await _schema(connection, config))
+        if any(finding.check == "pool" and finding.level is Level.WARNING for finding in findings):
+            findings.append(await proxy.check(target))
+        schema_findings, waiting = await _schema(connection, config)
+        findings.extend(schema_findings)
     except DatabaseError as failure:
         findings.append(error("database", failure.message, failure.hint))
     finally:
         await close(connection)
-    return findings
+    return findings, waiting
 
 
 async def _server(connection: Connection, address: str) -> list[Finding]:
     before = time.time()
-    with mapped_errors():
-        facts = await connection.fetchrow(sql_file("queries/preflight_server.sql"))
+    facts = await fetch_one(connection, sql_file("queries/preflight_server.sql"))
     after = time.time()
-    assert facts is not None
     is_direct = connection.get_server_pid() == facts["pid"]
     return [*_judge_server(facts, address, is_direct=is_direct), _clock(facts["now"], before, after)]
 
@@ -59,11 +67,14 @@ def _judge_server(facts: Mapping[str, Any], address: str, *, is_direct: bool) ->
         yield warning("database", f"{text}: newer than any version that was tested")
     else:
         yield ok("database", text)
-    if facts["is_standby"] or facts["is_read_only"]:
-        yield error(
+    if facts["is_standby"]:
+        mend = "name the primary, or add target_session_attrs=primary"
+        yield error("writable", "the server is a standby", mend)
+    elif facts["is_read_only"]:
+        yield warning(
             "writable",
-            "the server is a standby or read-only",
-            "name the primary, or add target_session_attrs=primary",
+            "default_transaction_read_only is on: relays write all the same, their transactions say so",
+            "pause them (relay pause) if nothing is to be written",
         )
     if is_direct:
         yield ok("pool", "a direct connection")
@@ -74,13 +85,6 @@ def _judge_server(facts: Mapping[str, Any], address: str, *, is_direct: bool) ->
             "name PostgreSQL itself in RELAY_DATABASE_URL",
         )
     yield _connections(facts)
-    age = facts["oldest_snapshot_s"]
-    if age is not None and age > SNAPSHOT_AGE_S_MAX:
-        yield warning(
-            "transactions",
-            f"a transaction has been open for {age / 3600:.1f} h: dead rows pile up meanwhile",
-            "find it in pg_stat_activity (order by xact_start) and end it",
-        )
 
 
 def _connections(facts: Mapping[str, Any]) -> Finding:
@@ -107,33 +111,37 @@ def _clock(database_now: float, before: float, after: float) -> Finding:
 # ---------------------------------------------------------------- the schema
 
 
-async def _schema(connection: Connection, config: Config) -> list[Finding]:
+async def _schema(connection: Connection, config: Config) -> tuple[list[Finding], Pending | None]:
     try:
         schema = await read_schema(connection, config.table)
     except SchemaMissing as failure:
-        return [error("schema", failure.message, "create it: relay migrate (`run` waits for it)")]
+        return [error("schema", failure.message, "create it: relay migrate (`run` waits for it)")], None
     except RelayError as failure:
-        mend = failure.hint or "grant this role what it needs: relay migrate --role NAME, as the table's owner"
-        return [error("schema", failure.message, mend)]
+        return [error("schema", failure.message, failure.hint or GRANT)], None
     findings = [ok("schema", f"{schema.table}, version {schema.version}, payload {schema.payload_type}")]
     names = _names(schema)
+    waiting: Pending | None = None
+
+    def query(name: str) -> str:
+        return fill(sql_file(f"queries/{name}.sql"), names)
+
     try:
-        with mapped_errors():
-            facts = await connection.fetchrow(fill(sql_file("queries/preflight_table.sql"), names), schema.table_oid)
-            prepared_max = await connection.fetchval("SELECT current_setting('max_prepared_transactions')::int")
-        assert facts is not None
+        facts = await fetch_one(connection, query("preflight_table"), schema.table_oid)
         is_direct = connection.get_server_pid() == facts["pid"]
-        findings.extend(_judge_table(facts, schema, prepared_max, is_direct=is_direct))
-        with mapped_errors():
-            sequence = await connection.fetchrow(fill(sql_file("queries/preflight_sequence.sql"), names))
-        assert sequence is not None
-        findings.append(_sequence(sequence, names))
+        findings.extend(_judge_table(facts, schema, facts["prepared_max"], is_direct=is_direct))
+        excess = await fetch_one(connection, query("preflight_excess"), schema.table_oid)
+        findings.append(_excess(excess["excess"]))
+        vacuumed = await fetch_one(connection, query("preflight_vacuum"), schema.table_oid)
+        findings.extend(vacuum.judge(vacuumed, schema.table.quoted))
+        findings.append(_sequence(await fetch_one(connection, query("preflight_sequence")), names))
+        router = Router(config.exchange, config.routing_key)
+        drops = config.unroutable is Unroutable.DROP
+        waiting = await pending.read(connection, names, schema.payload_type, router, drops=drops)
     except DatabaseError as failure:
-        mend = "grant this role what it needs: relay migrate --role NAME, as the table's owner"
-        findings.append(error("rights", failure.message, mend))
+        findings.append(error("rights", failure.message, GRANT))
     if schema.is_paused:
-        findings.append(warning("paused", "the outbox is paused: nothing is read or published"))
-    return findings
+        findings.append(warning("paused", "the outbox is paused: nothing is read or published", "relay resume"))
+    return findings, waiting
 
 
 def _names(schema: Schema) -> dict[str, str]:
@@ -184,6 +192,16 @@ def _judge_table(facts: Mapping[str, Any], schema: Schema, prepared_max: int, *,
     yield _marks(facts)
     if is_direct:  # behind a proxy nobody hears it: `pool` says so
         yield _doorbell(facts, schema, prepared_max)
+
+
+def _excess(excess: Iterable[str] | None) -> Finding:
+    if excess:
+        return warning(
+            "least rights",
+            f"this role may do more than a relay needs: {', '.join(excess)}",
+            "a role of its own: CREATE ROLE NAME LOGIN …; relay migrate --role NAME",
+        )
+    return ok("least rights", "nothing beyond what a relay needs")
 
 
 def _identity(facts: Mapping[str, Any], schema: Schema) -> Finding:

@@ -8,11 +8,8 @@ SELECT current_setting('server_version') AS version,
        current_user::text AS role,
        extract(epoch FROM clock_timestamp())::float8 AS now,
        pg_is_in_recovery() AS is_standby,
-       current_setting('transaction_read_only')::boolean AS is_read_only,
-       current_setting('max_prepared_transactions')::int AS prepared_max,
+       current_setting('default_transaction_read_only')::boolean AS is_read_only,
        current_setting('max_connections')::int - current_setting('superuser_reserved_connections')::int
            - (SELECT count(*) FROM pg_stat_activity WHERE backend_type = 'client backend') AS connections_left,
        (SELECT rolconnlimit FROM pg_roles WHERE rolname = current_user) AS role_connections_max,
-       (SELECT count(*) FROM pg_stat_activity WHERE usename = current_user) AS role_connections,
-       (SELECT extract(epoch FROM clock_timestamp() - min(xact_start))::float8 FROM pg_stat_activity
-        WHERE backend_xmin IS NOT NULL AND pid <> pg_backend_pid()) AS oldest_snapshot_s
+       (SELECT count(*) FROM pg_stat_activity WHERE usename = current_user) AS role_connections

@@ -3,6 +3,7 @@
 -- Index:   catalogs only.
 -- Caller:  relay/preflight/database.py. $1 the table's oid.
 SELECT pg_backend_pid() AS pid,
+       current_setting('max_prepared_transactions')::int AS prepared_max,
        c.relkind::text AS kind,
        row_security_active(c.oid) AS hides_rows,
        c.reloptions::text[] AS options,
@@ -24,8 +25,10 @@ SELECT pg_backend_pid() AS pid,
             ('SELECT on {table}', has_table_privilege(c.oid, 'SELECT')),
             ('DELETE on {table}', has_table_privilege(c.oid, 'DELETE')),
             ('UPDATE (sent_at, ...) on {table}',
-             has_column_privilege(c.oid, 'sent_at', 'UPDATE') AND has_column_privilege(c.oid, 'aside', 'UPDATE')
-             AND has_column_privilege(c.oid, 'due_at', 'UPDATE') AND has_column_privilege(c.oid, 'attempts', 'UPDATE')),
+             (SELECT bool_and(has_column_privilege(c.oid, n, 'UPDATE')) FROM unnest(ARRAY[
+                  'sent_at', 'due_at', 'expires_at', 'first_failed_at', 'last_failed_at', 'parked_at', 'attempts', 'holds',
+                  'aside', 'failure_class', 'failure_error', 'failure_exchange', 'failure_routing_key', 'failure_relay',
+                  'failure_relay_version']) n)),
             ('SELECT on {sequence}', has_sequence_privilege({sequence_text}, 'SELECT')),
             ('SELECT, UPDATE on {shard}',
              has_table_privilege({shard_text}, 'SELECT') AND has_table_privilege({shard_text}, 'UPDATE')),
