@@ -11,6 +11,7 @@ import asyncio
 import contextlib
 import itertools
 import re
+import ssl
 import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -18,7 +19,7 @@ from typing import TYPE_CHECKING, TypeAlias
 
 import asyncpg
 
-from relay import __version__
+from relay import __version__, tls
 from relay.errors import (
     DatabaseLost,
     DatabaseRefused,
@@ -42,6 +43,9 @@ CLOSE_TIMEOUT_S = 2.0
 
 STEP_TIMEOUT_S = 900.0
 """For one step: far above any honest one; only a server that no longer answers takes this long."""
+
+_CERTIFICATE_HINT = "check the server's certificate, and host and sslrootcert in its URL"
+_TLS_HINT = "check sslcert and sslkey in its URL: the server must know their authority"
 
 _SQL = Path(__file__).parent / "_sql"
 _PLACEHOLDER = re.compile(r"\{([a-z_]+)\}")
@@ -118,11 +122,21 @@ def mapped_errors(*, connecting: bool = False) -> Iterator[None]:
         asyncpg.IdleInTransactionSessionTimeoutError,
         asyncpg.TransactionTimeoutError,
     ) as error:
+        if (failure := tls.cause(error)) is not None:
+            # A certificate that the server refuses is refused after the handshake (TLS 1.3).
+            raise gone(f"no TLS with PostgreSQL: {tls.said(failure)}", hint=_TLS_HINT) from error
         raise gone(_said(error)) from error
+    except asyncpg.InvalidAuthorizationSpecificationError as error:
+        hint = "check user, password and certificate in its URL, and the server's pg_hba.conf"
+        raise DatabaseRefused(_said(error), hint=hint) from error
     except asyncpg.PostgresError as error:
         raise DatabaseRefused(_said(error), hint=error.hint) from error
     except TimeoutError as error:
         raise gone("PostgreSQL gave no answer in time") from error
+    except ssl.SSLCertVerificationError as error:
+        raise gone(f"PostgreSQL's certificate is not accepted: {tls.said(error)}", hint=_CERTIFICATE_HINT) from error
+    except ssl.SSLError as error:
+        raise gone(f"no TLS with PostgreSQL: {tls.said(error)}", hint=_TLS_HINT) from error
     except OSError as error:
         raise gone(f"PostgreSQL cannot be reached: {error.strerror or error}") from error
     except asyncpg.ClientConfigurationError as error:
@@ -132,7 +146,7 @@ def mapped_errors(*, connecting: bool = False) -> Iterator[None]:
 
 
 def _said(error: asyncpg.PostgresError) -> str:
-    return f"PostgreSQL: {error.message or type(error).__name__} ({error.sqlstate})"
+    return f"PostgreSQL: {error.message or str(error) or type(error).__name__} ({error.sqlstate})"
 
 
 async def perform_step(connection: Connection, step: str, deadline: float) -> None:

@@ -8,11 +8,12 @@ raises `ValueError` with a few words that never repeat a part of the URL that ma
 from __future__ import annotations
 
 import difflib
-import os
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from urllib.parse import SplitResult, quote, unquote, urlsplit
+
+from relay import tls
 
 _PERCENT_HINT = (
     "special characters of a user or password are written percent-encoded: @ %40, : %3A, / %2F, ? %3F, # %23"
@@ -78,11 +79,6 @@ def _whole(name: str, value: str, minimum: int, maximum: int) -> int:
     if re.fullmatch("-?[0-9]{1,9}", value) is None or not minimum <= int(value) <= maximum:
         raise ValueError(f"has {name}={value}; allowed is a whole number of seconds from {minimum} to {maximum}")
     return int(value)
-
-
-def _readable(name: str, path: str) -> None:
-    if not os.access(path, os.R_OK):
-        raise ValueError(f"has {name}={path}, which cannot be read")
 
 
 # ---------------------------------------------------------------- PostgreSQL
@@ -170,8 +166,6 @@ _REFUSED = (
     "oauth_scope",
 )
 
-_FILES = ("sslcert", "sslkey", "sslrootcert", "sslcrl", "passfile")
-
 _TRANSLATED = ("connect_timeout", "fallback_application_name")
 
 _LIBPQ = (*_DRIVER_CHOICES, *_HARMLESS, *_REFUSED, *_TRANSLATED, "application_name", "options")
@@ -198,6 +192,7 @@ def database_target(text: str) -> DatabaseTarget:
             kept.setdefault("application_name", pairs.get("application_name", value))
         elif _is_kept(name, value):
             kept[name] = value
+    _check_database_files(kept)
     query = "&".join(f"{quote(name, safe='')}={quote(value, safe='/,')}" for name, value in kept.items())
     dsn = f"{parts.scheme}://{parts.netloc}{parts.path}" + (f"?{query}" if query else "")
     database = pairs.get("dbname") or pairs.get("database") or unquote(parts.path[1:])
@@ -243,8 +238,6 @@ def _is_kept(name: str, value: str) -> bool:
     if name in _DRIVER_CHOICES:
         if (allowed := _DRIVER_CHOICES[name]) is not None:
             _one_of(name, value, allowed)
-        if name in _FILES:
-            _readable(name, value)
         return True
     if name in _HARMLESS:
         if value not in _HARMLESS[name]:
@@ -259,6 +252,21 @@ def _is_kept(name: str, value: str) -> bool:
         raise ValueError(f"has the unknown parameter {name}; nearest: {near[0]}")
     # A setting of the server, such as search_path: handed on.
     return True
+
+
+def _check_database_files(given: Mapping[str, str]) -> None:
+    if given.get("sslmode") == "disable":
+        return
+    for name in ("sslrootcert", "sslcrl"):
+        if name in given:
+            tls.check_authorities(name, given[name])
+    if "passfile" in given:
+        tls.check_readable("passfile", given["passfile"])
+    if "sslcert" in given:
+        password = given.get("sslpassword", "")
+        tls.check_identity("sslcert", given["sslcert"], "sslkey", given.get("sslkey"), password=password)
+    elif "sslkey" in given:
+        tls.check_readable("sslkey", given["sslkey"])
 
 
 def _address(host: str, port: int | None) -> str:
@@ -315,7 +323,8 @@ def _check_amqp_url(url: str) -> None:
         raise ValueError("names a vhost that the driver aiormq cannot reach")
     if len(vhost.encode("utf-8", "surrogatepass")) > 255:
         raise ValueError("names a vhost longer than 255 bytes")
-    for name, value in _pairs(parts.query):
+    given = dict(_pairs(parts.query))
+    for name, value in given.items():
         if name not in _AMQP_PARAMETERS:
             near = _AMQP_RENAMED.get(name) or next(
                 iter(difflib.get_close_matches(name, _AMQP_PARAMETERS, n=1, cutoff=0.5)), None
@@ -323,14 +332,21 @@ def _check_amqp_url(url: str) -> None:
             nearest = f"; nearest: {near}" if near else ""
             raise ValueError(f"has the unknown parameter {name}{nearest}; allowed are {', '.join(_AMQP_PARAMETERS)}")
         _check_amqp_parameter(name, value, is_tls=parts.scheme == "amqps")
+    _check_identity(given)
+    if given.get("auth", "").lower() == "external" and "certfile" not in given:
+        raise ValueError("has auth=external without a certfile, whose name would be the user's")
 
 
 def _check_amqp_parameter(name: str, value: str, *, is_tls: bool) -> None:
     if name in _AMQP_TLS and not is_tls:
         raise ValueError(f"has the parameter {name}, which needs TLS: amqps:// or https://")
     match name:
-        case "cafile" | "capath" | "certfile" | "keyfile":
-            _readable(name, value)
+        case "cafile":
+            tls.check_authorities(name, value)
+        case "cadata":
+            tls.check_authorities_data(name, value)
+        case "capath":
+            tls.check_readable(name, value)
         case "no_verify_ssl":
             _one_of(name, value, ("0", "1"))
         case "auth":
@@ -343,12 +359,21 @@ def _check_amqp_parameter(name: str, value: str, *, is_tls: bool) -> None:
             pass
 
 
+def _check_identity(given: Mapping[str, str]) -> None:
+    if "certfile" in given:
+        tls.check_identity("certfile", given["certfile"], "keyfile", given.get("keyfile"))
+    elif "keyfile" in given:
+        raise ValueError("has a keyfile without a certfile")
+
+
 def management_url(text: str) -> str:
     """An `http://` or `https://` URL of RabbitMQ's management API; TLS parameters as in an AMQP URL."""
     parts = _split(text, ("http", "https"))
     _hosts(parts.netloc, several=False)
-    for name, value in _pairs(parts.query):
+    given = dict(_pairs(parts.query))
+    for name, value in given.items():
         if name not in _MANAGEMENT_PARAMETERS:
             raise ValueError(f"has the unknown parameter {name}; allowed are {', '.join(_MANAGEMENT_PARAMETERS)}")
         _check_amqp_parameter(name, value, is_tls=parts.scheme == "https")
+    _check_identity(given)
     return text

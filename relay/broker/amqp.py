@@ -21,7 +21,7 @@ from aiormq.exceptions import (
 )
 from yarl import URL
 
-from relay import __version__
+from relay import __version__, tls
 from relay.broker.encode import Encoder
 from relay.broker.exchanges import Exchanges, Forbidden
 from relay.broker.link import AmqpLink
@@ -41,6 +41,9 @@ changes it.
 
 _SIZE_LIMIT_AGE_S: Final = 60.0
 """How long a size that the broker refused is held against rows, should its configuration change meanwhile."""
+
+_NO_TLS: Final = frozenset(("WRONG_VERSION_NUMBER", "RECORD_LAYER_FAILURE", "HTTP_REQUEST"))
+"""OpenSSL's reasons (1.1.1, 3.0, 3.2) where the answer was no TLS record at all."""
 
 # Every failure that aiormq logs, some with a traceback, is raised or told to the listener as well: one line
 # per change of state is the runner's to write.
@@ -194,6 +197,8 @@ def _nobody() -> None:
 
 def _mapped(error: Exception, address: str, wire: Wire | None) -> BrokerError:
     """A driver's failure to connect, as one of ours; the wire knows what was said on it."""
+    if (failure := tls.cause(error)) is not None:
+        return _refused_tls(failure, address)
     refused = wire.refused if wire is not None else None
     match error:
         case ExchangeMissing():
@@ -213,12 +218,22 @@ def _mapped(error: Exception, address: str, wire: Wire | None) -> BrokerError:
         case _ if wire is not None and not wire.is_amqp:
             hint = "check host, port and scheme of RELAY_AMQP_URL: amqp:// or, with TLS, amqps://"
             return BrokerRefused(f"{address} does not speak AMQP 0-9-1", hint=hint)
-        case _ if isinstance(error.__cause__, ssl.SSLCertVerificationError):
-            hint = "check the certificate and RELAY_AMQP_URL's cafile"
-            return BrokerRefused(f"{address}: {error.__cause__.verify_message}", hint=hint)
         case _:
             text = " ".join(str(part) for part in error.args if part is not None) or type(error).__name__
             return BrokerUnavailable(f"{address}: {text}")
+
+
+def _refused_tls(failure: ssl.SSLError, address: str) -> BrokerError:
+    said = tls.said(failure)
+    if isinstance(failure, ssl.SSLCertVerificationError):
+        return BrokerRefused(f"{address}: {said}", hint="check the certificate, and host and cafile of RELAY_AMQP_URL")
+    if "alert" in said:
+        hint = "check certfile and keyfile of RELAY_AMQP_URL: the broker must know their authority"
+        return BrokerRefused(f"{address} refused the TLS connection: {said}", hint=hint)
+    if failure.reason in _NO_TLS:
+        hint = "check port and scheme of RELAY_AMQP_URL: amqp:// or, with TLS, amqps://"
+        return BrokerRefused(f"{address} does not speak TLS", hint=hint)
+    return BrokerUnavailable(f"{address}: {said}")
 
 
 def _is_being_cancelled() -> bool:

@@ -4,13 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import json
-import shutil
-import subprocess
 from collections.abc import AsyncIterator
 from datetime import UTC, datetime
-from pathlib import Path
 from typing import Any
-from urllib.parse import quote
 
 import aiormq
 import pytest
@@ -20,7 +16,7 @@ from relay.broker.link import AmqpLink
 from relay.core.ports import Closed
 from relay.errors import BrokerRefused, ExchangeMissing
 from relay.message import PayloadType
-from relay.servers import RabbitServer, free_port
+from relay.servers import RabbitServer
 from tests.conftest import eventually
 
 from .recorder import Recorder, make_broker, make_row, make_rows
@@ -405,42 +401,3 @@ async def test_the_connection_has_its_name(vhost: Vhost, rabbit_server: RabbitSe
     link = await vhost.link(Recorder(), connection_name="outbox-relay shop")
     await eventually(lambda: "outbox-relay shop" in rabbit_server.ctl("list_connections", "client_properties"))
     await link.close()
-
-
-@pytest.mark.long
-async def test_tls_with_an_own_authority(tmp_path: Path) -> None:
-    """`amqps://` with `cafile`: the right authority connects and publishes, a wrong one is a refusal."""
-    openssl = shutil.which("openssl")
-    if openssl is None:
-        pytest.skip("needs the openssl command")
-    certificates = [_certificate(openssl, tmp_path, name) for name in ("server", "stranger")]
-    port = free_port()
-    (certificate, key), (stranger, _) = certificates
-    config = "\n".join(
-        (
-            f"listeners.ssl.1 = 127.0.0.1:{port}",
-            f"ssl_options.cacertfile = {certificate}",
-            f"ssl_options.certfile = {certificate}",
-            f"ssl_options.keyfile = {key}",
-        )
-    )
-    with await asyncio.to_thread(RabbitServer.start, plugins=(), extra_config=config):
-        url = f"amqps://guest:guest@127.0.0.1:{port}/"
-        recorder = Recorder()
-        broker = make_broker(f"{url}?cafile={quote(str(certificate))}", exchange="amq.topic")
-        link = await broker.connect(recorder, PayloadType.JSON)
-        rows = make_rows(500, payload=b"x" * 10_000, rare={"mandatory": False})
-        await recorder.publish_all(link, rows)
-        assert sorted((await recorder.outcomes_of(500))["acked"]) == [row.seq for row in rows]
-        await link.close()
-        broker = make_broker(f"{url}?cafile={quote(str(stranger))}", exchange="amq.topic")
-        with pytest.raises(BrokerRefused, match="self-signed certificate"):
-            await broker.connect(Recorder(), PayloadType.JSON)
-
-
-def _certificate(openssl: str, directory: Path, name: str) -> tuple[Path, Path]:
-    certificate, key = directory / f"{name}.pem", directory / f"{name}.key"
-    command = [openssl, "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2", "-subj", f"/CN={name}"]
-    names = ["-addext", "subjectAltName=IP:127.0.0.1", "-keyout", str(key), "-out", str(certificate)]
-    subprocess.run([*command, *names], check=True, capture_output=True)
-    return certificate, key

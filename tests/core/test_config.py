@@ -12,6 +12,7 @@ from urllib.parse import quote
 import aiormq
 import pytest
 from asyncpg import connect_utils
+from cryptography.hazmat.primitives import serialization
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -20,6 +21,7 @@ from relay.config import Config, Ordering, SentRows, load, needed_by, used_by
 from relay.errors import BrokerUnavailable, ConfigError, DatabaseUnavailable
 from relay.redaction import Redactor, shown_url
 from relay.settings import SETTINGS, SETTINGS_BY_VARIABLE
+from tests.authority import Authority
 
 DATABASE = "postgresql://relay:sesame@db:5432/shop"
 AMQP = "amqp://relay:parsley@mq:5672/"
@@ -426,12 +428,46 @@ def test_an_amqp_url_that_the_driver_would_misread_is_refused(url: str, names: s
 
 
 def test_client_certificates_go_to_the_drivers(tmp_path: Path) -> None:
-    for name in ("ca", "cert", "key"):
-        (tmp_path / name).write_text("x")
-    text = f"amqps://h/?cafile={tmp_path}/ca&certfile={tmp_path}/cert&keyfile={tmp_path}/key&auth=external"
+    authority = Authority(tmp_path)
+    certificate, key = authority.sign(name="relay")
+    text = f"amqps://h/?cafile={authority.file}&certfile={certificate}&keyfile={key}&auth=external"
     assert urls.amqp_urls(text) == (text,)
-    dsn = f"postgresql://u@h/d?sslmode=verify-full&sslrootcert={tmp_path}/ca&sslcert={tmp_path}/cert&sslkey={tmp_path}/key"
+    dsn = f"postgresql://u@h/d?sslmode=verify-full&sslrootcert={authority.file}&sslcert={certificate}&sslkey={key}"
     assert urls.database_target(dsn).dsn == dsn
+
+
+def test_certificates_that_no_driver_could_use(tmp_path: Path) -> None:
+    """Found before a driver does: one clear error at the start instead of OpenSSL's words at every connect."""
+    authority = Authority(tmp_path)
+    (certificate, key), (_, other_key) = authority.sign(name="relay"), authority.sign(name="other")
+    broken = tmp_path / "broken.pem"
+    broken.write_text("-----BEGIN CERTIFICATE-----\nbm9uZQ==\n-----END CERTIFICATE-----\n")
+    secret = serialization.BestAvailableEncryption(b"horse")
+    encrypted = tmp_path / "encrypted.key"
+    loaded = serialization.load_pem_private_key(key.read_bytes(), None)
+    encrypted.write_bytes(loaded.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, secret))
+    amqp, database = "amqps://h/?", "postgresql://u@h/d?sslmode=verify-full&"
+    cases = {
+        f"{amqp}cafile={broken}": "holds no certificate",
+        f"{amqp}cafile={key}": "holds no certificate",
+        f"{amqp}cafile={tmp_path}": "holds no certificate",
+        f"{amqp}cadata=bm9uZQ==": "cadata that is no certificate",
+        f"{amqp}certfile={certificate}": "are no certificate and key",
+        f"{amqp}certfile={certificate}&keyfile={other_key}": "belong together",
+        f"{amqp}certfile={certificate}&keyfile={encrypted}": "needs its password",
+        f"{amqp}certfile={certificate}&keyfile={tmp_path / 'gone'}": "cannot be read",
+        f"{amqp}keyfile={key}": "without a certfile",
+        f"{amqp}auth=external": "without a certfile",
+        f"{database}sslrootcert={broken}": "holds no certificate",
+        f"{database}sslcrl={broken}": "holds no certificate",
+        f"{database}sslcert={certificate}&sslkey={other_key}": "belong together",
+        f"{database}sslcert={certificate}&sslkey={encrypted}&sslpassword=pony": "needs its password",
+        f"{database}sslkey={tmp_path / 'gone'}": "cannot be read",
+    }
+    for url, said in cases.items():
+        with pytest.raises(ValueError, match=said):
+            (urls.amqp_urls if url.startswith("amqps") else urls.database_target)(url)
+    urls.database_target(f"{database}sslcert={certificate}&sslkey={encrypted}&sslpassword=horse")
 
 
 def test_asyncpg_takes_the_parameters_that_are_kept_for_it() -> None:
