@@ -21,7 +21,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 from relay import __version__
-from relay.errors import ConfigError, NothingMatched, RelayError, UsageError
+from relay.errors import CheckFailed, ConfigError, NothingMatched, RelayError, UsageError
 
 if TYPE_CHECKING:
     from relay.admin import Status
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from relay.demo import Verdict
     from relay.parked_rows import Action, Filter, Outcome
     from relay.preflight import Finding
+    from relay.topology.compare import Change
 
 WATCH_INTERVAL_S: Final = 2.0
 
@@ -398,6 +399,51 @@ def _print_lines(lines: Iterable[str], console: _Console) -> None:
         print(console.redact(line))
 
 
+# ---------------------------------------------------------------- topology
+
+
+def _topology_plan(options: argparse.Namespace, console: _Console) -> int:
+    config = console.config("topology")
+    console.warn()
+    from relay.topology import apply, words
+
+    plan = apply.plan(config, apply.wanted_by(options.file, options.vhost))
+    if options.json:
+        _print_json(words.document(plan), console)
+    else:
+        _print_lines(words.lines(plan), console)
+    return 0
+
+
+def _topology_apply(options: argparse.Namespace, console: _Console) -> int:
+    config = console.config("topology")
+    console.warn()
+    from relay.topology import apply, words
+
+    wanted = apply.wanted_by(options.file, options.vhost)
+    done: list[Change] = []
+    plan = apply.apply(config, wanted, done.append)
+    if options.json:
+        document = words.document(plan)
+        _print_json({**document, "done": [words.change_document(change) for change in done]}, console)
+    else:
+        _print_lines([*words.change_lines([*done, *(plan.changes or ())]), words.summary(plan)], console)
+    return CheckFailed.exit_code if plan.differs else 0
+
+
+def _topology_check(options: argparse.Namespace, console: _Console) -> int:
+    config = console.config("topology")
+    console.warn()
+    from relay.topology import apply, words
+
+    plan = apply.check(config, apply.wanted_by(options.file, options.vhost))
+    if options.json:
+        _print_json(words.document(plan), console)
+    else:
+        _print_lines([*words.change_lines(plan.changes or ()), words.summary(plan)], console)
+    return CheckFailed.exit_code if plan.differs else 0
+
+
 # ---------------------------------------------------------------- demo
 
 
@@ -490,6 +536,8 @@ def _parser() -> argparse.ArgumentParser:
     _add(commands, "resume", _resume, "they go on")
     _add_parked(commands)
 
+    _add_topology(commands)
+
     _add(commands, "demo", _demo, "the whole path on throwaway servers, with a relay that is killed midway")
 
     inbox = _add(commands, "inbox", None, "the consumer's half")
@@ -532,6 +580,20 @@ def _add_parked(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
         action="store_true",
         help="also rows whose deadline has passed: their expires_at is cleared",
     )
+
+
+def _add_topology(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    topology = _add(commands, "topology", None, "the broker's exchanges, queues and policies, by a TOML file")
+    actions = topology.add_subparsers(title="commands", metavar="COMMAND", required=True)
+    for name, perform, text in (
+        ("plan", _topology_plan, "what `apply` would do, and the rabbitmqctl lines that do the same"),
+        ("apply", _topology_apply, "declare what is missing, set policies; deletes nothing; exit 4 on a conflict"),
+        ("check", _topology_check, "compare, change nothing; exit 4 where the broker differs"),
+    ):
+        acting = _add(actions, name, perform, text)
+        acting.add_argument("file", metavar="FILE", help="the topology, in TOML (docs/topology.md)")
+        acting.add_argument("--vhost", metavar="NAME", help="instead of the file's vhost")
+        acting.add_argument("--json", action="store_true", help="one JSON document")
 
 
 def _add_filter(parser: argparse.ArgumentParser) -> None:

@@ -12,6 +12,7 @@ import json
 import ssl
 import urllib.error
 import urllib.request
+from collections.abc import Mapping
 from typing import Any, Final
 from urllib.parse import quote, unquote, urlsplit, urlunsplit
 
@@ -45,10 +46,10 @@ class ManagementApi:
         self._authorization = "Basic " + base64.b64encode(pair.encode()).decode()
         self._tls = _tls(parts.query) if parts.scheme == "https" else None
 
-    def get(self, *path: str) -> Any:
+    def get(self, *path: str, **query: str) -> Any:
         """The document at the path; None for 404. Raises ApiFailed, ApiRefused."""
         try:
-            return self._ask("GET", path, None)
+            return self._ask("GET", path, None, query)
         except ApiRefused as refusal:
             if refusal.status == 404:
                 return None
@@ -62,8 +63,16 @@ class ManagementApi:
         """Add to the collection at the path. Raises ApiFailed, ApiRefused."""
         self._ask("POST", path, document)
 
-    def _ask(self, method: str, path: tuple[str, ...], document: dict[str, object] | None) -> Any:
+    def _ask(
+        self,
+        method: str,
+        path: tuple[str, ...],
+        document: dict[str, object] | None,
+        query: Mapping[str, str] | None = None,
+    ) -> Any:
         address = "/".join([self._base, "api", *(quote(part, safe="") for part in path)])
+        if query:
+            address += "?" + "&".join(f"{name}={quote(value, safe='')}" for name, value in query.items())
         headers = {"Authorization": self._authorization, "Content-Type": "application/json"}
         body = None if document is None else json.dumps(document).encode()
         request = urllib.request.Request(address, data=body, headers=headers, method=method)

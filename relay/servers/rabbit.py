@@ -94,9 +94,19 @@ class RabbitServer(Server):
         who = f"{quote(user, safe='')}:{quote(password, safe='')}"
         return f"amqp://{who}@{LOOPBACK}:{self.port}/{quote(vhost, safe='')}"
 
+    @property
+    def ctl_path(self) -> Path:
+        """`rabbitmqctl`; it finds this node by `environment`."""
+        return self._programs / "rabbitmqctl"
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """Of the node and its tools."""
+        return dict(self._environment)
+
     def ctl(self, *arguments: str) -> str:
         """`rabbitmqctl` with the node's environment, about 1 s a call; returns what it prints."""
-        return run([str(self._programs / "rabbitmqctl"), "--quiet", *arguments], self._environment)
+        return run([str(self.ctl_path), "--quiet", *arguments], self._environment)
 
     def eval(self, expressions: str) -> str:
         """Evaluate Erlang in the node (10 ms) and return the term's text: `eval("rabbit_vhost:list_names()")`."""

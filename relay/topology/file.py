@@ -1,0 +1,358 @@
+"""A topology file: TOML text into a checked `Topology`, or every fault with its line.
+
+Pure. What is allowed stands in one table of fields for each kind of TOML table; errors and docs/topology.md name them
+from there. What two keys say to each other is looked at in `contradictions`.
+"""
+
+from __future__ import annotations
+
+import difflib
+import re
+import tomllib
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+from relay import values
+from relay.errors import ConfigError
+from relay.topology.contradictions import contradictions
+from relay.topology.description import (
+    Binding,
+    BrokerRetry,
+    Exchange,
+    ExchangeType,
+    Hash,
+    Overflow,
+    Parking,
+    Queue,
+    QueueType,
+    Shards,
+    Strategy,
+    Topology,
+)
+from relay.topology.lines import Lines, Path
+from relay.topology.names import parking_queue
+
+BROKER: Final = "broker"
+"""`retry = "broker"`: no retry queues, RabbitMQ delays by itself."""
+
+DELIVERY_LIMIT: Final = 20
+"""RabbitMQ 4's own default, written out so that 3.x has it too: a message that kills its consumer ends in parking."""
+
+POLICY_PRIORITY: Final = 10
+"""Above a policy for all queues, which by default has priority 0."""
+
+SHARDS_MAX: Final = 256
+
+_DURATION: Final = "a duration: 250ms 5s 2m 1h 7d"
+_NAME: Final = "a name of up to 255 bytes that does not begin with amq."
+_COUNT: Final = "a whole number, 1 or more"
+
+
+@dataclass(frozen=True, slots=True)
+class Field:
+    """One key: how its value is read (ValueError where it cannot be), and what is allowed, in words."""
+
+    key: str
+    parse: Callable[[Any], Any]
+    allowed: str
+    default: Any = None
+    is_required: bool = False
+
+
+# ---------------------------------------------------------------- values
+
+
+def _text(value: Any) -> str:
+    if not isinstance(value, str):
+        raise ValueError("not a text")
+    return values.short_string(value)
+
+
+def _name(value: Any) -> str:
+    text = _text(value)
+    if not text:
+        raise ValueError("empty")
+    if text.startswith("amq."):
+        raise ValueError("reserved for RabbitMQ itself")
+    return text
+
+
+def _some_text(value: Any) -> str:
+    if not (text := _text(value)):
+        raise ValueError("empty")
+    return text
+
+
+def _whole(minimum: int, maximum: int) -> Callable[[Any], int]:
+    def parse(value: Any) -> int:
+        if isinstance(value, bool) or not isinstance(value, int):
+            raise ValueError("not a whole number")
+        if not minimum <= value <= maximum:
+            raise ValueError("too small" if value < minimum else "too large")
+        return value
+
+    return parse
+
+
+def _duration(value: Any) -> float:
+    if not isinstance(value, str):
+        raise ValueError("not a duration")
+    seconds = values.duration_between(0.001, values.DURATION_S_MAX / 10)(value)
+    return round(seconds, 3)
+
+
+def _bytes(value: Any) -> int:
+    if isinstance(value, int) and not isinstance(value, bool):
+        return _whole(1, 2**50)(value)
+    if not isinstance(value, str):
+        raise ValueError("not a size")
+    return values.size(value)
+
+
+def _switch(value: Any) -> bool:
+    if not isinstance(value, bool):
+        raise ValueError("not true or false")
+    return value
+
+
+def _choice(members: type[values.E]) -> Callable[[Any], values.E]:
+    def parse(value: Any) -> values.E:
+        if value not in tuple(members):
+            raise ValueError("unknown")
+        return members(value)
+
+    return parse
+
+
+def _retry(value: Any) -> tuple[float, ...] | str:
+    if value == BROKER:
+        return BROKER
+    if not isinstance(value, list) or len(value) > 32:
+        raise ValueError("not a ladder")
+    return tuple(_duration(delay) for delay in value)
+
+
+def _arguments(value: Any) -> tuple[tuple[str, str | int | bool], ...]:
+    if not isinstance(value, dict) or not all(isinstance(item, str | int) for item in value.values()):
+        raise ValueError("not a table of texts, whole numbers and booleans")
+    return tuple(sorted(value.items()))
+
+
+def _tables(value: Any) -> Any:
+    if not isinstance(value, list) or not all(isinstance(item, dict) for item in value):
+        raise ValueError("not an array of tables")
+    return value
+
+
+def _table(value: Any) -> Any:
+    if not isinstance(value, dict):
+        raise ValueError("not a table")
+    return value
+
+
+# ---------------------------------------------------------------- fields
+
+TOP: Final = (
+    Field("vhost", _some_text, "a vhost's name", "/"),
+    Field("policy_priority", _whole(-1000, 1000), "a whole number from -1000 to 1000", POLICY_PRIORITY),
+    Field("exchange", _tables, "[[exchange]] tables", []),
+    Field("queue", _tables, "[[queue]] tables", []),
+)
+
+EXCHANGE: Final = (
+    Field("name", _name, _NAME, is_required=True),
+    Field("type", _choice(ExchangeType), ", ".join(ExchangeType), ExchangeType.TOPIC),
+)
+
+QUEUE: Final = (
+    Field("name", _name, _NAME, is_required=True),
+    Field("type", _choice(QueueType), ", ".join(QueueType), QueueType.QUORUM),
+    Field("bind", _tables, 'an array of tables: [{ exchange = "orders", key = "order.*" }]', []),
+    Field("single_active_consumer", _switch, "true or false"),
+    Field("shards", _whole(2, SHARDS_MAX), f"a whole number from 2 to {SHARDS_MAX}"),
+    Field("hash", _choice(Hash), ", ".join(Hash)),
+    Field("shard_by", _some_text, "a header's name, or routing_key, message_id, correlation_id"),
+    Field("retry", _retry, f'up to 32 durations, ["5s", "30s", "5m"], or "{BROKER}"', ()),
+    Field("retry_min", _duration, _DURATION),
+    Field("retry_max", _duration, _DURATION),
+    Field("dead_letter", _text, 'an exchange\'s name; "" for none'),
+    Field("parking", _table, "a table: [queue.parking]"),
+    Field("strategy", _choice(Strategy), ", ".join(Strategy)),
+    Field("overflow", _choice(Overflow), ", ".join(Overflow), Overflow.REJECT_PUBLISH),
+    Field("delivery_limit", _whole(0, 2**31 - 1), "a whole number, 0 or more"),
+    Field("max_length", _whole(1, 2**50), _COUNT),
+    Field("max_bytes", _bytes, "a size: 64KiB 1MiB 2GiB, or bytes"),
+)
+
+BIND: Final = (
+    Field(
+        "exchange", _some_text, "the name of an [[exchange]], or one of RabbitMQ's own (amq.topic …)", is_required=True
+    ),
+    Field("key", _text, "a routing key of up to 255 bytes", ""),
+    Field("arguments", _arguments, "a table of texts, whole numbers and booleans", ()),
+)
+
+PARKING: Final = (
+    Field("name", _name, _NAME),
+    Field("retention", _duration, _DURATION),
+    Field("user", _some_text, "an existing user's name"),
+    Field("max_length", _whole(1, 2**50), _COUNT),
+    Field("max_bytes", _bytes, "a size: 64KiB 1MiB 2GiB, or bytes"),
+)
+
+
+# ---------------------------------------------------------------- reading
+
+
+def read(text: str, name: str) -> Topology:
+    """The topology of a file's text. Raises ConfigError with every fault as `NAME:LINE: …`, what is allowed included."""
+    try:
+        document = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise ConfigError([_syntax(error, name, len(text.splitlines()))]) from None
+    reading = _Reading(Lines(text))
+    topology = reading.topology(document)
+    if not reading.problems:
+        reading.problems += [
+            (reading.lines.of(path), words) for path, words in contradictions(topology, reading.places)
+        ]
+    if reading.problems:
+        raise ConfigError([f"{name}:{line}: {words}" for line, words in sorted(reading.problems)])
+    return topology
+
+
+def _syntax(error: tomllib.TOMLDecodeError, name: str, lines: int) -> str:
+    found = re.search(r"\(at line (\d+), column (\d+)\)", str(error))
+    words = re.sub(r"\s*\(at [^)]*\)$", "", str(error))
+    line = found[1] if found else lines
+    return f"{name}:{line}: not TOML: {words[:1].lower()}{words[1:]}; allowed: TOML 1.0, see docs/topology.md"
+
+
+class _Reading:
+    """One file on its way: problems with their lines, and where each queue and exchange stands."""
+
+    def __init__(self, lines: Lines) -> None:
+        self.lines = lines
+        self.problems: list[tuple[int, str]] = []
+        self.places: dict[str, Path] = {}
+
+    def topology(self, document: dict[str, Any]) -> Topology:
+        top = self._fields(document, (), TOP, "the file")
+        exchanges = [self._exchange(table, ("exchange", i)) for i, table in enumerate(top["exchange"])]
+        queues = [self._queue(table, ("queue", i)) for i, table in enumerate(top["queue"])]
+        return Topology(top["vhost"], top["policy_priority"], tuple(exchanges), tuple(queues))
+
+    def _exchange(self, table: dict[str, Any], path: Path) -> Exchange:
+        found = self._fields(table, path, EXCHANGE, "[[exchange]]")
+        self._once(f"exchange {found['name']}", path)
+        return Exchange(found["name"], found["type"])
+
+    def _queue(self, table: dict[str, Any], path: Path) -> Queue:
+        found = self._fields(table, path, QUEUE, "[[queue]]")
+        self._once(f"queue {found['name']}", path)
+        binds = [self._fields(bind, (*path, "bind", i), BIND, "bind") for i, bind in enumerate(found["bind"])]
+        dead_letter = found["dead_letter"]
+        if dead_letter is None and binds:
+            dead_letter = f"{binds[0]['exchange']}.dlx"
+        parking = None
+        if dead_letter:
+            given = found["parking"] or {}
+            park = self._fields(given, (*path, "parking"), PARKING, "[queue.parking]")
+            park["name"] = park["name"] or parking_queue(found["name"] or "")
+            parking = Parking(park["name"], park["retention"], park["user"], park["max_length"], park["max_bytes"])
+        is_quorum = found["type"] is QueueType.QUORUM
+        self._loose(found, path, dead_letter)
+        strategy = found["strategy"] or (Strategy.AT_LEAST_ONCE if is_quorum and dead_letter else Strategy.AT_MOST_ONCE)
+        limit = found["delivery_limit"]
+        return Queue(
+            name=found["name"],
+            type=found["type"],
+            bindings=tuple(Binding(bind["exchange"], bind["key"], bind["arguments"]) for bind in binds),
+            single_active_consumer=self._is_single(found),
+            shards=self._shards(found),
+            retry=self._ladder(found, path),
+            dead_letter=dead_letter or None,
+            parking=parking,
+            strategy=strategy,
+            overflow=found["overflow"],
+            delivery_limit=DELIVERY_LIMIT if limit is None and is_quorum else limit,
+            max_length=found["max_length"],
+            max_bytes=found["max_bytes"],
+        )
+
+    def _loose(self, found: dict[str, Any], path: Path, dead_letter: str | None) -> None:
+        """Keys that say nothing without another one."""
+        for key in ("hash", "shard_by"):
+            if found[key] is not None and found["shards"] is None:
+                self._problem((*path, key), f"{key} without shards; allowed: with shards = a number")
+        if found["parking"] is not None and not dead_letter:
+            self._problem(
+                (*path, "parking"), "parking without dead_letter; allowed: with dead_letter = an exchange's name"
+            )
+
+    def _is_single(self, found: dict[str, Any]) -> bool:
+        given = found["single_active_consumer"]
+        return found["shards"] is not None if given is None else bool(given)
+
+    def _shards(self, found: dict[str, Any]) -> Shards | None:
+        if found["shards"] is None:
+            return None
+        hash_ = found["hash"] or Hash.CONSISTENT
+        by = found["shard_by"] or ("aggregate_id" if hash_ is Hash.CONSISTENT else "routing_key")
+        return Shards(found["shards"], hash_, by)
+
+    def _ladder(self, found: dict[str, Any], path: Path) -> tuple[float, ...] | BrokerRetry:
+        bounds = [key for key in ("retry_min", "retry_max") if found[key] is not None]
+        if found["retry"] != BROKER:
+            for key in bounds:
+                self._problem((*path, key), f'{key} without retry = "{BROKER}"; allowed: only with it')
+            return tuple(found["retry"])
+        for key in ("retry_min", "retry_max"):
+            if found[key] is None:
+                self._problem((*path, "retry"), f'retry = "{BROKER}" needs {key}; allowed: {_DURATION}')
+        return BrokerRetry(found["retry_min"] or 1.0, found["retry_max"] or 1.0)
+
+    def _once(self, what: str, path: Path) -> None:
+        if what in self.places and not what.endswith(" None"):
+            first = self.lines.of(self.places[what])
+            self._problem((*path, "name"), f"{what} is there twice, first in line {first}; allowed: once")
+        self.places.setdefault(what, path)
+
+    def _fields(self, table: dict[str, Any], path: Path, fields: Sequence[Field], where: str) -> dict[str, Any]:
+        """The value of each field; what cannot be read is a problem, and has its default."""
+        keys = [field.key for field in fields]
+        for key in table:
+            if key not in keys:
+                self._problem(
+                    (*path, key), f"unknown key {key!r} in {where}{_nearest(key, keys)}; allowed: {_list(keys)}"
+                )
+        found: dict[str, Any] = {}
+        for field in fields:
+            found[field.key] = field.default
+            if field.key not in table:
+                if field.is_required:
+                    self._problem(path, f"{where} without {field.key}; allowed: {field.allowed}")
+                continue
+            try:
+                found[field.key] = field.parse(table[field.key])
+            except ValueError as error:
+                shown = repr(table[field.key])
+                shown = shown if len(shown) <= 60 else shown[:60] + "…"
+                near = (
+                    _nearest(table[field.key], field.allowed.split(", ")) if isinstance(table[field.key], str) else ""
+                )
+                self._problem((*path, field.key), f"{field.key} = {shown}: {error}{near}; allowed: {field.allowed}")
+        return found
+
+    def _problem(self, path: Path, words: str) -> None:
+        self.problems.append((self.lines.of(path), words))
+
+
+def _nearest(word: str, known: Iterable[str]) -> str:
+    near = difflib.get_close_matches(word, list(known), n=1, cutoff=0.6)
+    return f"; nearest: {near[0]}" if near else ""
+
+
+def _list(keys: Iterable[str]) -> str:
+    return ", ".join(keys)
