@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import ssl
-import subprocess
 import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, HTTPServer
@@ -15,6 +14,7 @@ import pytest
 
 from relay.management import ApiFailed, ApiRefused, ManagementApi
 from relay.urls import management_url
+from tests.authority import Authority
 
 
 class _Stub(BaseHTTPRequestHandler):
@@ -39,15 +39,13 @@ class _Stub(BaseHTTPRequestHandler):
 
 
 class _Broker:
-    def __init__(self, certificate: tuple[Path, Path] | None = None) -> None:
+    def __init__(self, tls: ssl.SSLContext | None = None) -> None:
         stub = type("Stub", (_Stub,), {"answers": {}, "asked": []})
         self.answers: dict[str, tuple[int, object]] = stub.answers  # type: ignore[attr-defined]
         self.asked: list[tuple[str, str, str | None, Any]] = stub.asked  # type: ignore[attr-defined]
         self._server = HTTPServer(("127.0.0.1", 0), stub)
-        if certificate is not None:
-            context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-            context.load_cert_chain(*certificate)
-            self._server.socket = context.wrap_socket(self._server.socket, server_side=True)
+        if tls is not None:
+            self._server.socket = tls.wrap_socket(self._server.socket, server_side=True)
         self.port = self._server.server_port
         self._thread = threading.Thread(target=self._server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True)
         self._thread.start()
@@ -63,19 +61,6 @@ def broker() -> Iterator[_Broker]:
     broker = _Broker()
     yield broker
     broker.close()
-
-
-@pytest.fixture(scope="module")
-def certificate(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
-    directory = tmp_path_factory.mktemp("tls")
-    files = directory / "server.pem", directory / "server.key"
-    subprocess.run(
-        ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2", "-subj", "/CN=localhost",
-         "-addext", "subjectAltName=IP:127.0.0.1", "-out", str(files[0]), "-keyout", str(files[1])],
-        check=True,
-        capture_output=True,
-    )  # fmt: skip
-    return files
 
 
 def test_names_and_credentials_of_any_kind(broker: _Broker) -> None:
@@ -115,12 +100,13 @@ def test_what_is_no_json_is_one_error(broker: _Broker) -> None:
         tls.get("overview")
 
 
-def test_tls_with_a_ca_of_ones_own(certificate: tuple[Path, Path]) -> None:
-    broker = _Broker(certificate)
+def test_tls_with_an_authority_of_ones_own(tmp_path: Path) -> None:
+    authority = Authority(tmp_path)
+    broker = _Broker(authority.server_context("127.0.0.1"))
     broker.answers["/api/overview"] = (200, {"rabbitmq_version": "3.10.8"})
     try:
         address = f"https://guest:guest@127.0.0.1:{broker.port}"
-        assert ManagementApi(f"{address}?cafile={certificate[0]}").get("overview")["rabbitmq_version"] == "3.10.8"
+        assert ManagementApi(f"{address}?cafile={authority.file}").get("overview")["rabbitmq_version"] == "3.10.8"
         assert ManagementApi(f"{address}?no_verify_ssl=1").get("overview")
         with pytest.raises(ApiFailed, match="certificate"):
             ManagementApi(address).get("overview")
