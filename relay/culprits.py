@@ -83,14 +83,14 @@ class CulpritHunt:
 
     async def _rows(self, rows: Sequence[Row], step: _Step[Row], progress: Progress, what: str, attempts: int) -> None:
         for row, error in await self._divide(rows, step, progress, progress.settled.locked.extend):
-            fault = Fault(row.shard, row.seq, row.id, row.attempts + attempts, f"{what}: {_said(error)}")
+            fault = Fault(row.shard, row.seq, row.id, row.attempts + attempts, f"{what}: {said(error)}")
             self._refused.append(_Refused(fault, error))
             progress.settled.done.append(row)
             progress.touch([row])
 
     def _refuse_setback(self, setback: Setback, error: asyncpg.PostgresError, progress: Progress) -> None:
         row = setback.row
-        text = f"{setback.reason}, and that it is {setback.aside} is refused: {_said(error)}; {setback.error}"
+        text = f"{setback.reason}, and that it is {setback.aside} is refused: {said(error)}; {setback.error}"
         fault = Fault(row.shard, row.seq, row.id, setback.attempts, text)
         self._refused.append(_Refused(fault, error, (setback.exchange, setback.routing_key)))
         progress.settled.done.append(row)
@@ -163,12 +163,12 @@ class CulpritHunt:
             keys = []
             for key, error in refused:
                 for shard, seq, id_, attempts in await self.session.fetch("first_held", *key):
-                    text = f"not published: that it is due is refused: {_said(error)}"
+                    text = f"not published: that it is due is refused: {said(error)}"
                     self._refused.append(_Refused(Fault(shard, seq, id_, attempts, text), error))
                     keys.append(key)
             await self._record(progress)
 
 
-def _said(error: asyncpg.PostgresError) -> str:
-    """Only the first line: details quote rows."""
+def said(error: asyncpg.PostgresError) -> str:
+    """What PostgreSQL said of a row; only the first line: details quote rows."""
     return f"{error.message or type(error).__name__} ({error.sqlstate})"

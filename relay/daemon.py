@@ -216,6 +216,7 @@ def _engine_settings(config: Config) -> EngineSettings:
         age_max_s=config.max_age_s,
         retention_s=config.retention_s,
         marks_sent=config.sent_rows is SentRows.MARK,
+        parked_retention_s=config.parked_retention_s,
         confirm_timeout_s=config.confirm_timeout_s,
         poll_interval_s=config.poll_interval_s,
     )

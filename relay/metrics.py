@@ -69,6 +69,7 @@ METRICS: tuple[Metric, ...] = (
     _counter("rows_sent_total", "Rows confirmed and settled as sent"),
     _counter("rows_deferred_total", "Rows set aside until a next attempt, by reason", "reason", DEFERRALS),
     _counter("rows_parked_total", "Rows that need an operator from now on, by reason", "reason", FAILURES),
+    _counter("rows_discarded_total", "Parked rows deleted at RELAY_PARKED_RETENTION"),
     _counter("rows_read_total", "Rows read ahead, repeated reads included"),
     _gauge("backlog_rows", "Rows due, held, or deferred after a failure; take max over relays, not sum"),
     _gauge("backlog_estimated", "1: backlog_rows is above 100,000 and estimated"),
@@ -175,6 +176,7 @@ class Metrics:
         self.rows_sent = 0
         self.rows_deferred = dict.fromkeys(DEFERRALS, 0)
         self.rows_parked = dict.fromkeys(FAILURES, 0)
+        self.rows_discarded = 0
         self.rows_read = 0
         self.backlog_rows: int | None = None
         self.backlog_estimated: bool | None = None

@@ -51,6 +51,7 @@ _SUFFIXES = {
     "read_index": "_read",
     "aside_key_index": "_aside_key",
     "aside_due_index": "_aside_due",
+    "aside_parked_index": "_aside_parked",
     "shard_pkey_index": "_shard_pkey",
     "relay_pkey_index": "_relay_pkey",
     "fault_pkey_index": "_fault_pkey",

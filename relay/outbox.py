@@ -21,12 +21,14 @@ from relay.core.ports import (
     Backlog,
     Check,
     Claim,
+    Discarded,
     Due,
     Held,
     OutboxInfo,
     Page,
     PageRequest,
     Renewal,
+    Searched,
     Settled,
     Settlement,
     Writer,
@@ -38,6 +40,7 @@ from relay.errors import DatabaseLost, DatabaseUnavailable
 from relay.message import Key, Row
 from relay.migrate import read_schema
 from relay.outbox_sql import COLUMNS, IDENTIFICATION, refuse_unusable, texts
+from relay.retention import Retention
 from relay.rows import due_rows, page_rows, reloaded_rows
 from relay.sessions import READ_DEADLINE_S, Group, Session, Sessions
 from relay.settling import SettlementWriter
@@ -49,6 +52,9 @@ OPEN_DEADLINE_S: Final = 60.0
 
 BACKLOG_TIMEOUT_S: Final = 2.0
 """A gauge is not worth more; one that cannot be read is absent."""
+
+SEARCH_TIMEOUT_S: Final = 0.25
+"""For a look below the floors. Where an old transaction keeps dead rows there, it is put off rather than reads delayed."""
 
 HUNT_SHARE: Final = 0.4
 """Of a settlement's bound, for finding the rows that the database refuses; what is not looked at by then waits for the
@@ -155,11 +161,6 @@ class PostgresOutbox:
 
     # ------------------------------------------------------------ the keeper's
 
-    @property
-    def _stamp(self) -> str:
-        """What is stored with a lease: the fingerprint, and the policy that parked rows were left under."""
-        return f"{self._fingerprint} {'hold' if self._parked_hold else 'continue'}"
-
     async def claim(self, shards_max: int) -> Sequence[Claim]:
         sessions = self._sessions
         async with (
@@ -167,7 +168,13 @@ class PostgresOutbox:
             session.transaction(self._begin_signed),
         ):
             records = await session.fetch(
-                "claim", shards_max, self._instance, self._lease_s, sessions.is_direct, self._stamp
+                "claim",
+                shards_max,
+                self._instance,
+                self._lease_s,
+                sessions.is_direct,
+                self._fingerprint,
+                self._parked_hold,
             )
             differing = [record["shard"] for record in records if record["may_differ"]]
             if differing:
@@ -196,7 +203,7 @@ class PostgresOutbox:
                     self._instance,
                     self._lease_s,
                     sessions.is_direct,
-                    self._stamp,
+                    self._fingerprint,
                     self._name,
                     self._version,
                     available,
@@ -227,7 +234,7 @@ class PostgresOutbox:
             sessions.call(Group.KEEPER, sessions.bound_s) as session,
             session.transaction(self._begin_write),
         ):
-            await session.fetch("release", *_leases(held), self._instance, self._stamp)
+            await session.fetch("release", *_leases(held), self._instance, self._fingerprint)
 
     async def leave(self) -> None:
         sessions = self._sessions
@@ -333,15 +340,43 @@ class PostgresOutbox:
                 self._is_armed = False
 
     async def purge(self, older_than_s: float, limit: int) -> int:
-        """As `core.ports.Outbox.purge`. A row below its shard's floor that was never sent unseats the shard's owner
-        (R5), which the next renewal tells."""
         async with (
             self._sessions.call(Group.READER, self._sessions.bound_s) as session,
             session.transaction(self._begin_signed),
         ):
-            await session.fetch("lower_floors", self._instance, limit)
             ((rows,),) = await session.fetch("purge", self._instance, older_than_s, limit)
         return int(rows)
+
+    async def search(self, positions: Sequence[tuple[int, int]], limit: int) -> Searched:
+        """As `core.ports.Outbox.search`. That a shard's owner was unseated the next renewal tells."""
+        sessions = self._sessions
+        shards, above = [shard for shard, _ in positions], [seq for _, seq in positions]
+        async with sessions.call(Group.READER, sessions.bound_s) as session:
+            async with session.transaction(sessions.begin_read(SEARCH_TIMEOUT_S)):
+                records = await session.fetch("search", self._instance, shards, above, limit)
+            reached: list[int | None] = [None] * len(positions)
+            lowest: dict[int, int] = {}
+            for number, last_seq, rows, unsent_seq in records:
+                shard = shards[number - 1]
+                if rows >= limit:
+                    reached[number - 1] = last_seq
+                if unsent_seq is not None:
+                    lowest[shard] = min(unsent_seq, lowest.get(shard, unsent_seq))
+            lowered: dict[int, int] = {}
+            if lowest:
+                async with session.transaction(self._begin_write):
+                    found = await session.fetch("lower_floors", self._instance, list(lowest), list(lowest.values()))
+                lowered = dict(found)
+        return Searched(reached, sum(record["rows"] for record in records), lowered)
+
+    async def discard_parked(self, older_than_s: float, limit: int, spared: Sequence[int]) -> Discarded:
+        sessions = self._sessions
+        async with (
+            sessions.call(Group.READER, sessions.bound_s) as session,
+            session.transaction(self._begin_signed),
+        ):
+            budget_s = sessions.bound_s * HUNT_SHARE
+            return await Retention(session, self._instance, older_than_s, limit, spared, budget_s).discard()
 
     async def backlog(self) -> Backlog:
         sessions = self._sessions

@@ -10,6 +10,7 @@ from relay.core.ladder import reconnect_backoff
 from relay.core.ports import Armed
 from relay.engine import Engine
 from relay.errors import DatabaseRefused
+from relay.housekeeping import Housekeeping
 from relay.keeper import Keeper
 from relay.message import Row, State
 
@@ -29,9 +30,6 @@ HOLDING_KEYS = 501
 """One more than is remembered a shard: the shard then counts as full of them."""
 
 REFUSALS_MAX = 20
-BACKLOG_INTERVAL_S = 5.0
-PURGE_INTERVAL_S = 10.0
-PURGE_ROWS = 1000
 LOAD_ROWS = 100
 _NEVER = float("-inf")
 
@@ -51,10 +49,7 @@ class Reader:
         self._is_listening = False
         """Inserts ring: the lock is ours, or another relay's."""
         self._next_arm_at = _NEVER
-        self._next_backlog_at = _NEVER
-        self._next_purge_at = _NEVER
-        self._is_purge_refused = False
-        self._is_backlog_refused = False
+        self._housekeeping = Housekeeping(engine)
         self._turns = 0
 
     def on_ring(self) -> None:
@@ -98,7 +93,7 @@ class Reader:
             await self._take_up()
         if not engine.reading.cursors:
             return poll_interval_s
-        await self._keep_house()
+        await self._housekeeping.turn()
         if engine.is_paused:
             return poll_interval_s
         has_loaded = bool(engine.chains.wanted) and await self._load()
@@ -305,52 +300,3 @@ class Reader:
         chains.on_loaded(row for row in batch if row not in missing)
         engine.to_publish.set()
         return True
-
-    # ------------------------------------------------------------ house-keeping
-
-    async def _keep_house(self) -> None:
-        """The gauges of the table, and the purge of old marked rows, each at its own interval."""
-        engine = self._engine
-        now = engine.clock.now()
-        if now >= self._next_backlog_at:
-            self._next_backlog_at = now + BACKLOG_INTERVAL_S
-            await self._observe_backlog()
-        if engine.settings.marks_sent and now >= self._next_purge_at:
-            self._next_purge_at = now + PURGE_INTERVAL_S
-            await self._purge()
-
-    async def _purge(self) -> None:
-        """A purge that the server refuses (too slow, locked) stops no reading."""
-        engine = self._engine
-        try:
-            purged = await engine.outbox.purge(engine.settings.retention_s, PURGE_ROWS)
-        except DatabaseRefused as error:
-            if not self._is_purge_refused:
-                engine.log.warning("purge_refused", error=error)
-            self._is_purge_refused = True
-            return
-        self._is_purge_refused = False
-        if purged >= PURGE_ROWS:
-            self._next_purge_at = _NEVER
-        if purged:
-            engine.log.debug("purged", rows=purged)
-
-    async def _observe_backlog(self) -> None:
-        engine = self._engine
-        metrics = engine.metrics
-        try:
-            backlog = await engine.outbox.backlog()
-        except DatabaseRefused as error:
-            metrics.forget_backlog()
-            if not self._is_backlog_refused:
-                engine.log.warning("backlog_unreadable", error=error)
-            self._is_backlog_refused = True
-            return
-        self._is_backlog_refused = False
-        metrics.backlog_rows = backlog.backlog_rows
-        metrics.backlog_estimated = backlog.is_estimated
-        metrics.oldest_pending_age_seconds = backlog.oldest_pending_age_s
-        metrics.deferred_rows = backlog.deferred_rows
-        metrics.parked_rows = backlog.parked_rows
-        metrics.held_keys = backlog.held_keys
-        metrics.backlog_observed_timestamp_seconds = engine.database_time.now()

@@ -217,6 +217,42 @@ class Settled:
 
 
 @dataclass(frozen=True, slots=True)
+class Searched:
+    """What a look at rows below their floors came to (R5).
+
+    `reached`: for each position the last seq looked at, or `None` where the floor was reached. `rows`: looked at in
+    all. `lowered`: shards, with their new floors, in which an unsent row was found: their owner is unseated.
+    """
+
+    reached: Sequence[int | None]
+    rows: int
+    lowered: Mapping[int, int]
+
+
+@dataclass(frozen=True, slots=True)
+class Spared:
+    """A parked row that the database does not let anybody delete, and what it said."""
+
+    seq: int
+    id: str
+    error: str
+
+
+@dataclass(frozen=True, slots=True)
+class Discarded:
+    """What a batch of the parked rows' retention came to (O2).
+
+    `rows`: so many were deleted. `unpromoted`: keys, with their shards, whose promotion is owed.
+    `is_full`: there may be more.
+    """
+
+    rows: int
+    refused: Sequence[Spared]
+    unpromoted: Sequence[tuple[int, Key]]
+    is_full: bool
+
+
+@dataclass(frozen=True, slots=True)
 class Backlog:
     """The table's state for gauges and `relay status`; counts up to 100,000, then estimated."""
 
@@ -246,7 +282,8 @@ class Outbox(Protocol):
     """The outbox table and the relays' tables beside it.
 
     Calls of one group never overlap: (claim, renew, release, leave, check) run on the keeper's
-    session, (page, load, reload, due, arm, disarm, backlog, purge, holding_keys, stuck_keys) on the reader's,
+    session, (page, load, reload, due, arm, disarm, backlog, purge, search, discard_parked, holding_keys,
+    stuck_keys) on the reader's,
     (settle) on the settler's; groups do overlap. Every call raises `DatabaseLost` when a session
     died or answered not in time: then an effect is unknown and *all* sessions are closed (R5);
     `DatabaseRefused` when the server rolled the statement back for sure.
@@ -309,6 +346,16 @@ class Outbox(Protocol):
 
     async def purge(self, older_than_s: float, limit: int) -> int:
         """Delete at most `limit` marked rows older than that; returns how many."""
+        ...
+
+    async def search(self, positions: Sequence[tuple[int, int]], limit: int) -> Searched:
+        """From each position (a shard of ours and a seq) on, look at the next `limit` rows up to the floor for unsent
+        ones, and lower the floors that hide one (R5)."""
+        ...
+
+    async def discard_parked(self, older_than_s: float, limit: int, spared: Sequence[int]) -> Discarded:
+        """Delete at most `limit` rows of our shards that were parked longer ago than that (O2), but for those with
+        the seqs `spared`; their keys are promoted."""
         ...
 
     async def backlog(self) -> Backlog: ...

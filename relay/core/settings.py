@@ -40,6 +40,8 @@ class EngineSettings:
     age_max_s: float | None = None
     retention_s: float = 7 * 86400.0
     marks_sent: bool = True
-    """False: sent rows are deleted, and nothing is purged."""
+    """False: sent rows are deleted."""
+    parked_retention_s: float | None = None
+    """Age, since it was parked, at which a parked row is discarded; none: never."""
     confirm_timeout_s: float = 30.0
     poll_interval_s: float = 0.5

@@ -156,6 +156,7 @@ def _names(schema: Schema) -> dict[str, str]:
         "read": "_read",
         "aside_key": "_aside_key",
         "aside_due": "_aside_due",
+        "aside_parked": "_aside_parked",
     }
     names = {"table": schema.table.quoted}
     names |= {part: schema.table.derived(suffix) for part, suffix in suffixes.items()}

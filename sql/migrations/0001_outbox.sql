@@ -80,6 +80,9 @@ CREATE INDEX {aside_key_index} ON {table} (
 -- Rows aside by the time at which they are looked at again.
 CREATE INDEX {aside_due_index} ON {table} (shard, due_at, seq) WHERE aside IN ('deferred', 'scheduled');
 
+-- Parked rows by the time at which they were parked: their retention, and an owner of another policy, find them.
+CREATE INDEX {aside_parked_index} ON {table} (shard, parked_at, seq) WHERE aside = 'parked';
+
 -- Leases: one row a shard, rewritten every second by its owner. A page has room for the versions of a
 -- whole autovacuum period, so that renewals stay HOT and the table small.
 CREATE TABLE {shard} (
@@ -92,6 +95,7 @@ CREATE TABLE {shard} (
     owner_pid int,
     owner text,
     fingerprint text,
+    parked_hold boolean,
     CONSTRAINT {shard_pkey_index} PRIMARY KEY (shard)
 ) WITH (
     fillfactor = 10,

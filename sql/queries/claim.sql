@@ -2,14 +2,14 @@
 --          trusted: the fingerprint holds and the sequence has not fallen (R5). Relays that are long gone leave the
 --          membership.
 -- Values:  $1 at most so many, $2 instance, $3 lease in seconds, $4 whether our session is direct (behind a proxy
---          its pid means nothing), $5 fingerprint, a space, and the policy of parked rows.
+--          its pid means nothing), $5 fingerprint, $6 whether this owner's parked rows hold their keys.
 -- Locks:   FOR UPDATE SKIP LOCKED on the shard rows (excludes settlements and renewals), on stale membership rows too.
 -- Index:   none needed, both tables have a few rows.
 -- Caller:  relay/outbox.py `claim`.
 WITH last AS MATERIALIZED (SELECT CASE WHEN is_called THEN last_value ELSE last_value - 1 END AS seq FROM {sequence}),
      sessions AS MATERIALIZED (SELECT a.pid, a.backend_start FROM pg_stat_get_activity(NULL) a),
      free AS MATERIALIZED (
-        SELECT s.shard, s.floor, s.last_seq, s.fingerprint FROM {shard} s
+        SELECT s.shard, s.floor, s.last_seq, s.fingerprint, s.parked_hold FROM {shard} s
          WHERE s.owner IS NULL OR s.leased_until IS NULL OR s.leased_until < clock_timestamp()
             OR s.owner_pid IS NOT NULL AND NOT EXISTS (
                 SELECT FROM sessions a WHERE a.pid = s.owner_pid
@@ -17,9 +17,9 @@ WITH last AS MATERIALIZED (SELECT CASE WHEN is_called THEN last_value ELSE last_
          ORDER BY s.shard LIMIT $1::int FOR UPDATE SKIP LOCKED),
      trusted AS MATERIALIZED (
         SELECT free.shard, free.floor, last.seq,
-               split_part(free.fingerprint, ' ', 1) IS NOT DISTINCT FROM split_part($5::text, ' ', 1)
+               free.fingerprint IS NOT DISTINCT FROM $5::text
                    AND last.seq >= free.last_seq AND last.seq >= free.floor AS is_trusted,
-               free.fingerprint AS fingerprint_before
+               free.parked_hold AS parked_hold_before
           FROM free CROSS JOIN last),
      claimed AS (
         UPDATE {shard} s
@@ -28,7 +28,8 @@ WITH last AS MATERIALIZED (SELECT CASE WHEN is_called THEN last_value ELSE last_
                owner_backend_start = CASE WHEN $4::bool THEN (
                    SELECT a.backend_start FROM pg_stat_get_activity(pg_backend_pid()) a) END,
                leased_until = clock_timestamp() + $3::float8 * interval '1 second',
-               floor = CASE WHEN t.is_trusted THEN t.floor ELSE 0 END, last_seq = t.seq, fingerprint = $5::text
+               floor = CASE WHEN t.is_trusted THEN t.floor ELSE 0 END, last_seq = t.seq, fingerprint = $5::text,
+               parked_hold = $6::bool
           FROM trusted t WHERE s.shard = t.shard
         RETURNING s.shard, s.epoch, s.floor),
      gone AS (
@@ -36,5 +37,5 @@ WITH last AS MATERIALIZED (SELECT CASE WHEN is_called THEN last_value ELSE last_
             SELECT q.instance FROM {relay} q
              WHERE q.heartbeat < clock_timestamp() - 10 * $3::float8 * interval '1 second' FOR UPDATE SKIP LOCKED))
 SELECT c.shard, c.epoch, c.floor, t.floor > 0 AND NOT t.is_trusted AS is_void,
-       coalesce(t.fingerprint_before <> $5::text, true) AS may_differ
+       t.parked_hold_before IS DISTINCT FROM $6::bool AS may_differ
   FROM claimed c JOIN trusted t ON t.shard = c.shard ORDER BY c.shard

@@ -2,11 +2,11 @@
 --          keys that nothing holds any more (stuck_keys.sql). Expired and unmarkable rows never hold.
 -- Values:  $1 shards, $2 whether parked rows hold.
 -- Locks:   the rows, as an UPDATE does; skips those that somebody keeps locked.
--- Index:   {aside_key_index} from end to end; only when a claimed shard was last owned under something else.
+-- Index:   {aside_parked_index}: the shards' parked rows; only when a claimed shard was last owned under something else.
 -- Caller:  relay/outbox.py `claim`.
 WITH t AS (
         SELECT o.ctid AS c, o.seq FROM {table} o
-         WHERE o.aside IS NOT NULL AND o.aside = 'parked' AND o.shard = ANY ($1::smallint[])
+         WHERE o.aside = 'parked' AND o.shard = ANY ($1::smallint[])
            AND coalesce(o.failure_class, '') NOT IN ('expired', 'unmarkable')
            AND o.holds <> ($2::bool AND o.aggregate_id IS NOT NULL)
            FOR NO KEY UPDATE SKIP LOCKED)

@@ -1,12 +1,12 @@
 -- Purpose: delete rows that are parked now (O1). Their keys come back for the promotion (H3).
 -- Values:  $1 ids, $2 seqs.
 -- Locks:   FOR UPDATE SKIP LOCKED on the rows, under their shards' locks.
--- Index:   the primary key.
+-- Index:   the primary key; coalesce keeps the planner from walking {aside_parked_index} once a row instead.
 -- Caller:  relay/parked_table.py.
 WITH t AS (
         SELECT o.ctid AS c, o.seq FROM unnest($1::text[], $2::bigint[]) k(id, seq)
           JOIN {table} o ON o.id = k.id
-         WHERE o.seq = k.seq AND o.aside = 'parked' AND o.sent_at IS NULL
+         WHERE o.seq = k.seq AND coalesce(o.aside, '') = 'parked' AND o.sent_at IS NULL
            FOR UPDATE OF o SKIP LOCKED)
 DELETE FROM {table} o USING t WHERE o.ctid = t.c AND o.seq = t.seq
 RETURNING o.seq, coalesce(o.aggregate_type, '') AS aggregate_type, o.aggregate_id

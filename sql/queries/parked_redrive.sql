@@ -2,12 +2,12 @@
 --          key holds it until it is through. Their keys come back for the promotion (H3).
 -- Values:  $1 ids, $2 seqs. {expiry} is empty, or also clears deadlines that have passed.
 -- Locks:   FOR NO KEY UPDATE SKIP LOCKED on the rows, under their shards' locks.
--- Index:   the primary key.
+-- Index:   the primary key; coalesce keeps the planner from walking {aside_parked_index} once a row instead.
 -- Caller:  relay/parked_table.py.
 WITH t AS (
         SELECT o.ctid AS c, o.seq FROM unnest($1::text[], $2::bigint[]) k(id, seq)
           JOIN {table} o ON o.id = k.id
-         WHERE o.seq = k.seq AND o.aside = 'parked' AND o.sent_at IS NULL
+         WHERE o.seq = k.seq AND coalesce(o.aside, '') = 'parked' AND o.sent_at IS NULL
            FOR NO KEY UPDATE OF o SKIP LOCKED)
 UPDATE {table} o SET aside = 'deferred', holds = o.aggregate_id IS NOT NULL, due_at = clock_timestamp(),
                      parked_at = NULL{expiry}

@@ -13,8 +13,9 @@ SELECT pg_backend_pid() AS pid,
        (SELECT tgenabled::text FROM pg_trigger
         WHERE tgrelid = c.oid AND NOT tgisinternal AND tgfoid = to_regproc({ring_text})) AS trigger,
        (SELECT count(*) FROM {shard}) AS shards,
-       (SELECT bool_and(indisvalid) AND count(*) = 3 FROM pg_index
-        WHERE indexrelid IN (to_regclass({read_text}), to_regclass({aside_key_text}), to_regclass({aside_due_text}))
+       (SELECT bool_and(indisvalid) AND count(*) = 4 FROM pg_index
+        WHERE indexrelid IN (to_regclass({read_text}), to_regclass({aside_key_text}), to_regclass({aside_due_text}),
+                                                                           to_regclass({aside_parked_text}))
        ) AS has_indexes,
        -- A mark changes sent_at: with an index on it no mark is HOT.
        (SELECT array_agg(i.indexrelid::regclass::text) FROM pg_index i

@@ -5,17 +5,18 @@
 -- Index:   none, by address: a miss means that somebody changed the row, or keeps it locked: unchanged.sql tells (S2).
 -- Caller:  relay/settling.py.
 WITH t AS (
-        SELECT o.ctid AS c, k.* FROM unnest($1::tid[], $2::bigint[], $3::text[], $4::text[], $5::bool[], $6::float8[],
-                $7::int[], $8::text[], $9::text[], $10::text[], $11::text[])
+        SELECT o.ctid AS c, k.*, clock_timestamp() AS failed_at
+          FROM unnest($1::tid[], $2::bigint[], $3::text[], $4::text[], $5::bool[], $6::float8[], $7::int[],
+                $8::text[], $9::text[], $10::text[], $11::text[])
                 k(k_ctid, seq, id, aside, holds, delay_s, attempts, reason, error, exchange, routing_key)
           JOIN {table} o ON o.ctid = k.k_ctid
          WHERE o.seq = k.seq AND o.id = k.id AND o.sent_at IS NULL
            FOR NO KEY UPDATE OF o SKIP LOCKED),
      u AS (UPDATE {table} o
               SET aside = t.aside, holds = t.holds, attempts = t.attempts,
-                  due_at = CASE WHEN t.aside = 'deferred' THEN clock_timestamp() + t.delay_s * interval '1 second' END,
-                  parked_at = CASE WHEN t.aside = 'parked' THEN clock_timestamp() END,
-                  first_failed_at = coalesce(o.first_failed_at, clock_timestamp()), last_failed_at = clock_timestamp(),
+                  due_at = CASE WHEN t.aside = 'deferred' THEN t.failed_at + t.delay_s * interval '1 second' END,
+                  parked_at = CASE WHEN t.aside = 'parked' THEN t.failed_at END,
+                  first_failed_at = coalesce(o.first_failed_at, t.failed_at), last_failed_at = t.failed_at,
                   failure_class = nullif(t.reason, ''), failure_error = nullif(t.error, ''),
                   failure_exchange = t.exchange, failure_routing_key = t.routing_key,
                   failure_relay = $12::text, failure_relay_version = $13::text

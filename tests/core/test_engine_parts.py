@@ -19,6 +19,7 @@ from relay.core.ports import (
     Check,
     Claim,
     Closed,
+    Discarded,
     Due,
     Held,
     Link,
@@ -30,6 +31,7 @@ from relay.core.ports import (
     Rejection,
     Renewal,
     Returned,
+    Searched,
     Settled,
     Settlement,
 )
@@ -52,6 +54,10 @@ EMPTY = Backlog(0, False, None, 0, 0, 0, 0, 0, 0)
 
 
 # ---------------------------------------------------------------- doubles
+
+
+def nothing_found(positions: Sequence[tuple[int, int]], limit: int) -> Searched:
+    return Searched([None] * len(positions), 0, {})
 
 
 class ManualClock:
@@ -99,7 +105,14 @@ class TestedOutbox:
     __test__ = False
 
     def __init__(self, **answers: Any) -> None:
-        empty = {"backlog": EMPTY, "purge": 0, "holding_keys": {}, "stuck_keys": [], "disarm": None}
+        empty = {
+            "backlog": EMPTY,
+            "purge": 0,
+            "search": nothing_found,
+            "holding_keys": {},
+            "stuck_keys": [],
+            "disarm": None,
+        }
         self.answers: dict[str, Any] = empty | answers
         self.log: list[Call] = []
         self.on_lost: Callable[[str], None] = lambda why: None
@@ -182,6 +195,12 @@ class TestedOutbox:
 
     async def purge(self, older_than_s: float, limit: int) -> int:
         return await self._call("purge", older_than_s, limit)  # type: ignore[no-any-return]
+
+    async def search(self, positions: Sequence[tuple[int, int]], limit: int) -> Searched:
+        return await self._call("search", positions, limit)  # type: ignore[no-any-return]
+
+    async def discard_parked(self, older_than_s: float, limit: int, spared: Sequence[int]) -> Discarded:
+        return await self._call("discard_parked", older_than_s, limit, spared)  # type: ignore[no-any-return]
 
     async def backlog(self) -> Backlog:
         return await self._call("backlog")  # type: ignore[no-any-return]

@@ -6,13 +6,26 @@ import asyncio
 import json
 import math
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from datetime import UTC, datetime
 from typing import Any
 
 import asyncpg
 import pytest
 
 from relay import migrate
-from relay.core.ports import Armed, Check, Claim, Held, Page, PageRequest, Setback, Settlement, Writer
+from relay.core.ports import (
+    Armed,
+    Check,
+    Claim,
+    Discarded,
+    Held,
+    Page,
+    PageRequest,
+    Searched,
+    Setback,
+    Settlement,
+    Writer,
+)
 from relay.errors import (
     DatabaseLost,
     DatabaseRefused,
@@ -957,24 +970,145 @@ async def test_the_purge(database: asyncpg.Connection, started: Callable[..., Re
     assert relay.lost == []
 
 
-async def test_the_purge_lowers_a_floor_that_hides_a_row(
-    database: asyncpg.Connection, started: Callable[..., Relay]
+@pytest.mark.parametrize("marks_sent", [True, False])
+async def test_the_search_lowers_a_floor_that_hides_a_row(
+    database: asyncpg.Connection, started: Callable[..., Relay], marks_sent: bool
 ) -> None:
     """R5 lowering: no fingerprint sees `setval`; the owner is unseated, or its renewal would undo it."""
-    relay = await started().start()
+    relay = await started(marks_sent=marks_sent).start()
     await insert(database, *["k"] * 9)
     rows = await relay.read()
     await relay.settle(relay.settlement(sent=rows))
     await relay.renew(relay.held(floor=9), available=True)
     await database.execute("DELETE FROM outbox; SELECT setval('outbox_seq_seq', 4)")
     await insert(database, *["k"] * 8)
-    await relay.purge(1.0, 10)
     shard = rows[0].shard
+    searched = await relay.search([(shard, 0), (shard, 7), ((shard + 1) % ALL, 0)], 3)
+    assert searched == Searched([7, None, None], 5, {shard: 4})
     renewal = await relay.renew(relay.held(floor=12), available=True)
     assert shard not in renewal.mine
     assert len(renewal.mine) == ALL - 1
     (claim,) = await relay.claim(1)
     assert (claim.shard, claim.epoch, claim.floor) == (shard, 3, 4)
+
+
+async def test_the_search_goes_round_below_the_floors(
+    database: asyncpg.Connection, started: Callable[..., Relay]
+) -> None:
+    """Sent rows, those of the fault table and those of others' shards hide nothing; it goes on where it stopped."""
+    relay = await started().start()
+    await insert(database, *["k"] * 9)
+    rows = await relay.read()
+    shard = rows[0].shard
+    await relay.settle(relay.settlement(sent=rows[:8]))
+    await database.execute("INSERT INTO outbox_fault (seq, id, failure_class) VALUES (9, $1, 'unmarkable')", rows[8].id)
+    await relay.renew(relay.held(floor=9), available=True)
+    assert await relay.search([(shard, 0)], 5) == Searched([5], 5, {})
+    assert await relay.search([(shard, 5)], 5) == Searched([None], 4, {})
+    await database.execute("DELETE FROM outbox_fault; UPDATE outbox_shard SET owner = 'other'")
+    assert await relay.search([(shard, 0)], 50) == Searched([None], 0, {})
+
+
+# ---------------------------------------------------------------- the retention of parked rows
+
+
+async def age(database: asyncpg.Connection, *seqs: int) -> None:
+    """Parked two days ago."""
+    await database.execute("UPDATE outbox SET parked_at = parked_at - interval '2 days' WHERE seq = ANY ($1)", seqs)
+    await database.execute(
+        "UPDATE outbox_fault SET failed_at = failed_at - interval '2 days' WHERE seq = ANY ($1)", seqs
+    )
+
+
+async def test_parked_rows_go_by_the_time_since_they_were_parked(
+    database: asyncpg.Connection, started: Callable[..., Relay]
+) -> None:
+    """Neither by `created_at`, nor what is deferred, held or another relay's; and what they held is due (H3)."""
+    relay = await started().start()
+    await insert(database, "a", "a", "b", "c", "d", created_at=datetime.fromtimestamp(0, UTC))
+    a, after_a, b, c, d = await relay.read()
+    setbacks = [parked(a), parked(b), deferred(c), parked(d, holds=False, reason="expired")]
+    await relay.settle(relay.settlement(setbacks=setbacks, followers=[after_a]))
+    assert await relay.discard_parked(86400.0, 10, []) == Discarded(0, [], [], is_full=False)
+    await age(database, 1, 4, 5)
+    assert await relay.discard_parked(86400.0, 1, []) == Discarded(1, [], [], is_full=True)
+    assert await relay.discard_parked(86400.0, 10, []) == Discarded(1, [], [], is_full=False)
+    assert await states(database) == ["deferred+", "parked+", "deferred+"]
+    await age(database, 3)
+    await database.execute("UPDATE outbox_shard SET owner = 'other'")
+    assert (await relay.discard_parked(86400.0, 10, [])).rows == 0
+    assert relay.lost == []
+
+
+async def test_a_parked_row_that_is_redriven_is_not_discarded(
+    database: asyncpg.Connection, started: Callable[..., Relay]
+) -> None:
+    """It is looked for under the shard's lock: a redrive that comes first wins, and its time begins anew."""
+    relay = await started().start()
+    await insert(database, "a")
+    (a,) = await relay.read()
+    await relay.settle(relay.settlement(setbacks=[parked(a)]))
+    await age(database, 1)
+    async with database.transaction():
+        await database.execute("SELECT FROM outbox_shard WHERE shard = $1 FOR UPDATE", a.shard)
+        discarding = asyncio.create_task(relay.discard_parked(86400.0, 10, []))
+        await eventually(lambda: _waits(database))
+        await database.execute("UPDATE outbox SET aside = 'deferred', parked_at = NULL, due_at = now()")
+    assert (await discarding).rows == 0
+    assert await states(database) == ["deferred+"]
+
+
+async def _waits(database: asyncpg.Connection) -> bool:
+    return bool(
+        await database.fetchval("SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND pid <> 0")
+    )
+
+
+async def test_a_row_that_may_not_be_deleted_stops_no_retention(
+    database: asyncpg.Connection, started: Callable[..., Relay]
+) -> None:
+    """The oldest rows refuse: they are told once and left out, and what was parked after them goes."""
+    relay = await started().start()
+    await insert(database, *"abcdef")
+    rows = await relay.read()
+    await relay.settle(relay.settlement(setbacks=[parked(row) for row in rows]))
+    await age(database, *range(1, 7))
+    await database.execute(
+        "CREATE FUNCTION kept() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN"
+        " IF OLD.aggregate_id IN ('a', 'd') THEN RAISE 'an auditor keeps this row'; END IF; RETURN OLD; END $$;"
+        "CREATE TRIGGER kept BEFORE DELETE ON outbox FOR EACH ROW EXECUTE FUNCTION kept()"
+    )
+    discarded = await relay.discard_parked(86400.0, 4, [])
+    assert (discarded.rows, discarded.is_full) == (2, True)
+    assert {each.seq for each in discarded.refused} == {1, 4}
+    assert all("an auditor keeps this row" in each.error for each in discarded.refused)
+    assert await relay.discard_parked(86400.0, 4, [1, 4]) == Discarded(2, [], [], is_full=False)
+    assert await states(database) == ["parked+", "parked+"]
+
+
+async def test_unmarkable_rows_have_the_same_retention(
+    database: asyncpg.Connection, started: Callable[..., Relay]
+) -> None:
+    """The row and its fault go together, or both stay: without the fault the row would be published again."""
+    relay = await started().start()
+    await insert(database, *"abc")
+    rows = await relay.read()
+    for row in rows:
+        await database.execute(
+            "INSERT INTO outbox_fault (seq, id, failure_class) VALUES ($1, $2, 'unmarkable')", row.seq, row.id
+        )
+    await database.execute("INSERT INTO outbox_fault (seq, id, failure_class) VALUES (99, 'gone', 'unmarkable')")
+    await database.execute(
+        "CREATE FUNCTION kept() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN"
+        " IF OLD.aggregate_id = 'b' THEN RAISE 'immutable'; END IF; RETURN OLD; END $$;"
+        "CREATE TRIGGER kept BEFORE DELETE ON outbox FOR EACH ROW EXECUTE FUNCTION kept()"
+    )
+    assert await relay.discard_parked(86400.0, 10, []) == Discarded(0, [], [], is_full=False)
+    await age(database, 1, 2, 99)
+    discarded = await relay.discard_parked(86400.0, 10, [])
+    assert (discarded.rows, [each.seq for each in discarded.refused]) == (2, [2])
+    assert await database.fetch("SELECT seq FROM outbox_fault ORDER BY 1") == [(2,), (3,)]
+    assert await database.fetch("SELECT seq FROM outbox ORDER BY 1") == [(2,), (3,)]
 
 
 # ---------------------------------------------------------------- the doorbell
@@ -1166,6 +1300,9 @@ async def test_the_least_role_can_do_all_this(database_url: str, database: async
         await relay.backlog()
         await relay.due(dict.fromkeys(relay.epochs, 9), 9)
         await relay.purge(1.0, 10)
+        await relay.search([(0, 0)], 10)
+        await database.execute("UPDATE outbox SET parked_at = now() - interval '1 h' WHERE aside = 'parked'")
+        assert (await relay.discard_parked(1.0, 10, [])).rows == 1
         assert await relay.arm(0.3) is Armed.GRANTED
         await relay.disarm()
         await relay.release(relay.held())
@@ -1194,7 +1331,11 @@ async def test_no_statement_reads_the_whole_table(database: asyncpg.Connection, 
         "renew": "outbox_aside_due",
         "promote": "outbox_aside_key",
         "test": "outbox_aside_key",
-        "park_policy": "outbox_aside_key",
+        "park_policy": "outbox_aside_parked",
+        "retention_lock": "outbox_aside_parked",
+        "retention_rows": "outbox_aside_parked",
+        "retention_faults": "outbox_pkey",
+        "parked_discard": "outbox_pkey",  # parked_redrive has the same shape
         "holding_keys": "outbox_aside_key",
         "mark": "Tid Scan on outbox",
         "delete": "Tid Scan on outbox",
@@ -1207,7 +1348,8 @@ async def test_no_statement_reads_the_whole_table(database: asyncpg.Connection, 
         "load": "outbox_pkey",
         "reload": "outbox_pkey",
         "purge": "outbox_read",
-        "lower_floors": "outbox_read",
+        "search": "outbox_read",
+        "lower_floors": "outbox_shard",
         "inspect": "outbox_read",
         "backlog": "outbox_read",
         "claim": "outbox_shard",

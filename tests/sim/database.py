@@ -44,6 +44,7 @@ class DbRow:
     attempts: int = 0
     sent_at: float | None = None
     failure_class: str = ""
+    parked_at: float | None = None
 
     @property
     def identity(self) -> tuple[int, str]:

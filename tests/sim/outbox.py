@@ -13,13 +13,17 @@ from relay.core.ports import (
     Backlog,
     Check,
     Claim,
+    Discarded,
     Due,
     Held,
     Page,
     PageRequest,
     Renewal,
+    Searched,
+    Spared,
     Writer,
 )
+from relay.errors import DatabaseRefused
 from relay.message import Aside, Key, Row
 
 from .database import DbRelay, DbRow, DbShard, Session
@@ -362,22 +366,92 @@ class FakeOutbox(Settling):
         return await self._call("purge", "reader", at_once(lambda: self._purge(older_than_s, limit)))
 
     def _purge(self, older_than_s: float, limit: int) -> int:
-        """R5: the purge walks the oldest rows; one unsent below its floor lowers it and unseats the owner."""
         database = self.database
         before = database.now() - older_than_s
         old = [row for row in database.rows.values() if row.sent_at is not None and row.sent_at < before]
         for row in old[:limit]:
             database.delete_row(row)
-        if database.was_set_back:
-            for row in sorted(database.rows.values(), key=lambda each: -each.seq):
-                shard = database.shards[row.shard]
-                if row.seq <= shard.floor and row.aside is None and row.sent_at is None and database.is_sound(row):
-                    self._note("lowers", f"floor of shard {row.shard} to {row.seq - 1} for {row.id}")
-                    database.put_shard(row.shard, DbShard(shard.epoch + 1, floor=row.seq - 1))
-                    if shard.owner is not None:
-                        database.oracle.taken(row.shard, shard.owner)
         self._commit()
         return min(limit, len(old))
+
+    async def search(self, positions: Sequence[tuple[int, int]], limit: int) -> Searched:
+        return await self._call("search", "reader", at_once(lambda: self._search(positions, limit)), positions)
+
+    def _search(self, positions: Sequence[tuple[int, int]], limit: int) -> Searched:
+        """R5: an unsent row at or below its floor lowers it and unseats the owner."""
+        database = self.database
+        looked_at = 0
+        reached: list[int | None] = []
+        lowest: dict[int, int] = {}
+        for number, above in positions:
+            shard = database.shards[number]
+            seqs = sorted(
+                row.seq
+                for row in database.by_shard[number].values()
+                if shard.owner == self.instance and above < row.seq <= shard.floor and row.aside is None
+            )[:limit]
+            looked_at += len(seqs)
+            reached.append(seqs[-1] if len(seqs) >= limit else None)
+            for row in database.by_shard[number].values():
+                if row.seq in seqs and row.aside is None and row.sent_at is None and database.is_sound(row):
+                    lowest[number] = min(row.seq, lowest.get(number, row.seq))
+        for number, seq in lowest.items():
+            if not database.was_set_back:
+                database.oracle.blame(
+                    f"R5: {self.instance} finds the unsent seq {seq} below the floor of shard {number}"
+                )
+            self._note("lowers", f"floor of shard {number} to {seq - 1}")
+            database.put_shard(number, DbShard(database.shards[number].epoch + 1, floor=seq - 1))
+            database.oracle.taken(number, self.instance)
+        self._commit()
+        return Searched(reached, looked_at, {number: seq - 1 for number, seq in lowest.items()})
+
+    async def discard_parked(self, older_than_s: float, limit: int, spared: Sequence[int]) -> Discarded:
+        statement = self._discard_parked(older_than_s, limit, spared)
+        return await self._call("discard_parked", "reader", statement, older_than_s)
+
+    def _discard_parked(self, older_than_s: float, limit: int, spared: Sequence[int]) -> Statement[Discarded]:
+        """O2: under the shards' locks, which exclude settlements and operators."""
+        database = self.database
+        before = database.now() - older_than_s
+
+        def old() -> list[DbRow]:
+            found = (
+                row
+                for row in database.rows.values()
+                if row.aside is Aside.PARKED and row.parked_at is not None and row.parked_at < before
+            )
+            mine = [row for row in found if database.shards[row.shard].owner == self.instance]
+            rows = [row for row in mine if row.seq not in spared and database.is_sound(row)]
+            return sorted(rows, key=lambda row: (row.parked_at, row.seq))[:limit]
+
+        shards = {row.shard for row in old()}
+        yield from self._await_unlocked(dict.fromkeys(shards))
+        waited = 0.0
+        while any(database.key_share[shard] or shard in database.exclusive for shard in shards):
+            if waited >= database.options.statement_timeout_s:
+                raise DatabaseRefused("canceling statement due to lock timeout")
+            yield Wait(0.001)
+            waited += 0.001
+        crashes = database.crashes
+        database.exclusive |= shards
+        try:
+            yield Wait(database.latency(), by_client=True)
+            rows = [row for row in old() if row.shard in shards]
+            is_full = len(rows) >= limit
+            refused = [Spared(row.seq, row.id, "refused") for row in rows if row.id in database.unmarkable]
+            rows = [row for row in rows if row.id not in database.unmarkable and row.id not in database.row_locks]
+            for row in rows:
+                database.delete_row(row)
+                database.oracle.discarded(row.id)
+            promoted = database.promote((row.shard, row.key) for row in rows)
+            self._commit()
+        finally:
+            if database.crashes == crashes:
+                database.exclusive -= shards
+        if rows:
+            self._note("discards", [row.id for row in rows])
+        return Discarded(len(rows), refused, promoted.unpromoted, is_full)
 
     async def backlog(self) -> Backlog:
         return await self._call("backlog", "reader", at_once(self._backlog))

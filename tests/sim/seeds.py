@@ -53,6 +53,7 @@ def weather(rng: random.Random) -> WorldOptions:
         age_max_s=rng.choice([None, None, 1.0]),
         marks_sent=rng.random() < 0.5,
         retention_s=rng.choice([1.0, 604_800.0]),
+        parked_retention_s=rng.choice([None, None, 2.0]),
         confirm_timeout_s=rng.choice([0.5, 30.0]),
         poll_interval_s=rng.choice([0.1, 0.5]),
     )

@@ -126,6 +126,7 @@ class Settling(Wire):
             due_at=due_at,
             attempts=setback.attempts,
             failure_class=setback.reason,
+            parked_at=database.now() if setback.aside is Aside.PARKED else None,
         ):
             database.oracle.setback(self.instance, setback.row.id, setback.aside, setback.attempts)
 

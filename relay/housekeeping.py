@@ -1,0 +1,161 @@
+"""What the reader does beside reading, each chore at its own interval and in small steps: the gauges of the table, the
+purge of marked rows, the retention of parked ones, the search for rows that a floor has passed.
+
+Runs on the reader's session. A chore that the server refuses (too slow, locked) stops no reading: it is put off, for
+longer each time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from typing import Final
+
+from relay.core.ports import Spared
+from relay.engine import Engine
+from relay.errors import DatabaseRefused
+
+BACKLOG_INTERVAL_S: Final = 5.0
+PURGE_INTERVAL_S: Final = 10.0
+PURGE_ROWS: Final = 1000
+
+DISCARD_INTERVAL_S: Final = 10.0
+DISCARD_ROWS: Final = 200
+"""Parked rows a transaction, for which settlements of their shards wait: 10 to 30 ms."""
+
+DISCARD_BREATH: Final = 4.0
+"""Between two full batches the shards are left alone for so many times as long as the first one took."""
+
+SPARED_MAX: Final = 1000
+"""Parked rows that the database refuses to delete are remembered so far; with more of them the retention rests."""
+
+SEARCH_INTERVAL_S: Final = 10.0
+SEARCH_ROWS: Final = 40
+"""A position: with 64 shards about 250 rows a second, a few milliseconds each ten seconds."""
+
+REFUSED_INTERVAL_S_MAX: Final = 600.0
+_BOTTOM: Final = -(2**63)
+_NEVER: Final = float("-inf")
+
+Work = Callable[[], Awaitable[float | None]]
+
+
+class _Chore:
+    """`work` returns after how many seconds it wants its next turn; none: at its interval."""
+
+    def __init__(self, refused_event: str, interval_s: float, work: Work) -> None:
+        self.refused_event = refused_event
+        self.interval_s = interval_s
+        self.work = work
+        self.next_at = _NEVER
+        self.refusals = 0
+
+    def put_off(self, now: float) -> None:
+        self.refusals += 1
+        self.next_at = now + min(self.interval_s * 2 ** min(self.refusals - 1, 10), REFUSED_INTERVAL_S_MAX)
+
+
+class Housekeeping:
+    """One life of the sessions: made anew with them."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        self._chores = [
+            _Chore("backlog_unreadable", BACKLOG_INTERVAL_S, self._observe_backlog),
+            _Chore("search_refused", SEARCH_INTERVAL_S, self._search),
+            _Chore("purge_refused", PURGE_INTERVAL_S, self._purge),
+        ]
+        if engine.settings.parked_retention_s is not None:
+            self._chores.append(_Chore("retention_refused", DISCARD_INTERVAL_S, self._discard_parked))
+        self._searched: dict[int, int] = {}
+        """Per shard, up to where the rows below the floor have been looked at in this round."""
+        self._has_marked = engine.settings.marks_sent
+        """Whether there may be marked rows to purge."""
+        self._spared: dict[int, Spared] = {}
+
+    async def turn(self) -> None:
+        """Whatever is due; raises DatabaseLost."""
+        engine = self._engine
+        for chore in self._chores:
+            now = engine.clock.now()
+            if now < chore.next_at:
+                continue
+            chore.next_at = now + chore.interval_s
+            try:
+                again_s = await chore.work()
+            except DatabaseRefused as error:
+                if not chore.refusals:
+                    engine.log.warning(chore.refused_event, error=error)
+                chore.put_off(engine.clock.now())
+                continue
+            chore.refusals = 0
+            if again_s is not None:
+                chore.next_at = engine.clock.now() + again_s
+
+    async def _observe_backlog(self) -> None:
+        metrics = self._engine.metrics
+        try:
+            backlog = await self._engine.outbox.backlog()
+        except DatabaseRefused:
+            metrics.forget_backlog()
+            raise
+        metrics.backlog_rows = backlog.backlog_rows
+        metrics.backlog_estimated = backlog.is_estimated
+        metrics.oldest_pending_age_seconds = backlog.oldest_pending_age_s
+        metrics.deferred_rows = backlog.deferred_rows
+        metrics.parked_rows = backlog.parked_rows
+        metrics.held_keys = backlog.held_keys
+        metrics.backlog_observed_timestamp_seconds = self._engine.database_time.now()
+
+    async def _purge(self) -> float | None:
+        """Marked rows; under `delete` those that a former configuration left."""
+        engine = self._engine
+        if not self._has_marked:
+            return None
+        purged = await engine.outbox.purge(engine.settings.retention_s, PURGE_ROWS)
+        if purged:
+            engine.log.debug("purged", rows=purged)
+        return 0.0 if purged >= PURGE_ROWS else None
+
+    async def _search(self) -> None:
+        """R5: from the oldest row on, and on from where the last look ended, round and round below the floors."""
+        engine = self._engine
+        shards = list(engine.reading.cursors)
+        positions = [(shard, _BOTTOM) for shard in shards]
+        positions += [
+            (shard, self._searched[shard]) for shard in shards if self._searched.get(shard, _BOTTOM) > _BOTTOM
+        ]
+        searched = await engine.outbox.search(positions, SEARCH_ROWS)
+        self._has_marked = engine.settings.marks_sent or searched.rows > 0
+        self._searched = {
+            shard: _BOTTOM if reached is None else reached
+            for (shard, _), reached in zip(positions, searched.reached, strict=True)
+        }
+        if searched.lowered:
+            engine.log.warning(
+                "floors_lowered",
+                shards=len(searched.lowered),
+                lowest_seq=min(searched.lowered.values()) + 1,
+                reason="rows that were never sent lay below: a setval, or rows put back",
+            )
+
+    async def _discard_parked(self) -> float | None:
+        """O2."""
+        engine = self._engine
+        older_than_s = engine.settings.parked_retention_s
+        assert older_than_s is not None, "no retention, no chore"
+        if len(self._spared) >= SPARED_MAX:
+            return None
+        began = engine.clock.now()
+        discarded = await engine.outbox.discard_parked(older_than_s, DISCARD_ROWS, list(self._spared))
+        for each in discarded.refused:
+            self._spared[each.seq] = each
+            engine.log.warning("discard_refused", seq=each.seq, id=each.id, error=each.error)
+        if discarded.rows:
+            engine.metrics.rows_discarded += discarded.rows
+            engine.log.info("parked_discarded", rows=discarded.rows, reason="retention")
+            # Rows that were held behind them are due by now.
+            engine.note_due(0.0)
+        engine.promote(discarded.unpromoted)
+        if not discarded.is_full:
+            return None
+        return max(0.1, DISCARD_BREATH * (engine.clock.now() - began))
