@@ -17,6 +17,7 @@ import pytest
 from relay.servers import PostgresServer, RabbitServer
 from tests.conftest import eventually
 from tests.e2e.conftest import Daemon, Site, command
+from tests.e2e.credentials import role, user
 from tests.e2e.ledger import Ledger, committed, drain, ledger
 
 ARMED = (
@@ -290,46 +291,28 @@ PASSWORD = "p@ss/w#rd:%2F +x"
 async def test_case_38_passwords_and_vhosts(
     site: Site, postgres_server: PostgresServer, rabbit_server: RabbitServer, vhost: str
 ) -> None:
-    user = "relay ü"
-    encoded = quote(PASSWORD, safe="")
-    name = await site.database.fetchval("SELECT current_database()")
-    hba = postgres_server.data / "pg_hba.conf"
-    original = hba.read_text()
-    await site.database.execute(f"CREATE ROLE \"{user}\" LOGIN SUPERUSER PASSWORD '{PASSWORD}'")
-    hba.write_text(f'host all "{user}" 127.0.0.1/32 scram-sha-256\n{original}')
-    await site.database.fetchval("SELECT pg_reload_conf()")
-    rabbit_server.eval(f'rabbit_auth_backend_internal:add_user({_binary(user)}, {_binary(PASSWORD)}, <<"test">>)')
+    name = "relay ü"
     if vhost != "/":
         rabbit_server.add_vhost(vhost)
-    rabbit_server.eval(
-        f"rabbit_auth_backend_internal:set_permissions({_binary(user)}, {_binary(vhost)}, "
-        f'<<".*">>, <<".*">>, <<".*">>, <<"test">>)'
-    )
+    everything = {"configure": ".*", "write": ".*", "read": ".*"}
     try:
-        amqp_url = rabbit_server.amqp_url(vhost, user, PASSWORD)
-        async with await aio_pika.connect(rabbit_server.amqp_url(vhost)) as connection:
-            channel = await connection.channel()
-            exchange = await channel.declare_exchange("events", aio_pika.ExchangeType.TOPIC, durable=True)
-            queue = await channel.declare_queue("q", durable=True)
-            await queue.bind(exchange, "ok.#")
-        database_url = f"postgresql://{quote(user)}:{encoded}@127.0.0.1:{postgres_server.port}/{name}"
-        daemon = await site.start(database_url=database_url, amqp_url=amqp_url, log_level="debug").ready()
-        await site.insert("m")
-        await site.all_sent()
-        assert await daemon.stop() == 0
-        for form in (PASSWORD, encoded, quote(PASSWORD)):
-            assert form not in daemon.text()
+        async with role(site, postgres_server, name, PASSWORD, attributes="SUPERUSER") as at_database:
+            with user(rabbit_server, vhost, name, PASSWORD, **everything) as at_broker:
+                async with await aio_pika.connect(rabbit_server.amqp_url(vhost)) as connection:
+                    channel = await connection.channel()
+                    exchange = await channel.declare_exchange("events", aio_pika.ExchangeType.TOPIC, durable=True)
+                    queue = await channel.declare_queue("q", durable=True)
+                    await queue.bind(exchange, "ok.#")
+                addresses = {"database_url": at_database.url, "amqp_url": at_broker.url}
+                daemon = await site.start(**addresses, log_level="debug").ready()
+                await site.insert("m")
+                await site.all_sent()
+                assert await daemon.stop() == 0
+                for form in (PASSWORD, quote(PASSWORD, safe=""), quote(PASSWORD)):
+                    assert form not in daemon.text()
     finally:
-        hba.write_text(original)
-        await site.database.fetchval("SELECT pg_reload_conf()")
-        await site.database.execute(f'DROP OWNED BY "{user}"; DROP ROLE "{user}"')
-        rabbit_server.eval(f'rabbit_auth_backend_internal:delete_user({_binary(user)}, <<"test">>)')
         if vhost != "/":
             rabbit_server.delete_vhost(vhost)
-
-
-def _binary(text: str) -> str:
-    return f"<<{','.join(map(str, text.encode()))}>>"
 
 
 async def test_case_38_unix_socket_several_hosts_and_ipv6(site: Site, tmp_path: Path) -> None:
