@@ -7,7 +7,10 @@ progress. Does not know where rows come from or which broker takes them.
 from __future__ import annotations
 
 from enum import IntEnum, StrEnum
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
+
+if TYPE_CHECKING:
+    from relay.core.chains import Chain
 
 Ctid = tuple[int, int]
 """A heap address (block, offset); a hint only, a row's identity is `seq` and `id`."""
@@ -67,6 +70,7 @@ class Row:
         "aggregate_type",
         "aside",
         "attempts",
+        "chain",
         "created_at",
         "ctid",
         "event_type",
@@ -124,6 +128,8 @@ class Row:
         self.key: Key | None = None if aggregate_id is None else (aggregate_type or "", aggregate_id)
         # The engine's own bookkeeping.
         self.state = State.WAITING
+        self.chain: Chain | None = None
+        """The chain of its key in which it stands (`core/chains.py`)."""
         self.nacks = 0
         self.published_at = 0.0
         """Boot-time seconds of the publish that is in flight."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import sys
 import time
-from bisect import bisect_left
+from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
@@ -115,13 +115,25 @@ class Histogram:
         self.counts[bisect_left(self.bounds, value)] += 1
         self.sum += value
 
-    def observe_many(self, values: Iterable[float]) -> None:
-        """Count many observations, cheaper than one by one."""
-        bounds, counts, total = self.bounds, self.counts, 0.0
-        for value in values:
-            counts[bisect_left(bounds, value)] += 1
-            total += value
-        self.sum += total
+    def observe_many(self, values: list[float]) -> None:
+        """Count many observations, those below 0 as 0 (clocks differ); sorts `values`. It costs a bisection a bucket
+        that they fall in, not one a value."""
+        if not values:
+            return
+        values.sort()
+        if values[0] < 0.0:
+            values = [max(0.0, value) for value in values]
+        bounds, counts = self.bounds, self.counts
+        bucket = bisect_left(bounds, values[0])
+        last = bisect_left(bounds, values[-1], bucket)
+        counted = 0
+        while bucket < last:
+            up_to = bisect_right(values, bounds[bucket], counted)
+            counts[bucket] += up_to - counted
+            counted = up_to
+            bucket += 1
+        counts[last] += len(values) - counted
+        self.sum += sum(values)
 
 
 class Backpressure:

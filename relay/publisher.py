@@ -214,18 +214,7 @@ class Publisher:
             time = engine.database_time.now()
             metrics.last_confirm_timestamp_seconds = time
             metrics.delivery_seconds.observe_many(
-                [
-                    max(
-                        0.0,
-                        time
-                        - (
-                            row.created_at
-                            if row.rare is None
-                            else max(row.created_at, row.rare.get("available_at", row.created_at))
-                        ),
-                    )
-                    for row in confirmed
-                ]
+                [time - (row.created_at if row.rare is None else _since(row)) for row in confirmed]
             )
         engine.decisions.sent.extend(confirmed)
         engine.to_settle.set()
@@ -406,3 +395,10 @@ class Publisher:
             self._last_progress_at = now
             engine.start(link.close())
             self._rebuild_after_s = doubled
+
+
+def _since(row: Row) -> float:
+    """From when the row's delivery is counted: it was created, and it might go."""
+    assert row.rare is not None
+    available_at: float = row.rare.get("available_at", row.created_at)
+    return max(row.created_at, available_at)

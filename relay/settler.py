@@ -15,6 +15,9 @@ from relay.engine import Decisions, Engine
 from relay.errors import DatabaseLost, DatabaseRefused
 from relay.message import Aside, Key, Row, State
 
+_SETTLING = State.SETTLING
+_TESTING = State.TESTING
+
 BATCH_ROWS = 500
 """A settlement's usual size: beyond it a row's share of the transaction hardly shrinks."""
 
@@ -138,33 +141,27 @@ class Settler:
         engine = self._engine
         decisions = engine.decisions
         engine.decisions = Decisions(serial=decisions.serial + 1)
-        sent = [row for row in decisions.sent if row.state is State.SETTLING]
+        sent = [row for row in decisions.sent if row.state is _SETTLING]
         if len(sent) > BATCH_ROWS_MAX:
             engine.decisions.sent = sent[BATCH_ROWS_MAX:]
             del sent[BATCH_ROWS_MAX:]
         settlement = Settlement(
             sent=sent,
-            setbacks=[s for s in decisions.setbacks if s.row.state is State.SETTLING],
-            followers=[row for row in decisions.followers if row.state is State.SETTLING],
-            tested=[row for row in decisions.tested if row.state is State.TESTING],
-            scheduled=[row for row in decisions.scheduled if row.state is State.SETTLING],
+            setbacks=[s for s in decisions.setbacks if s.row.state is _SETTLING],
+            followers=[row for row in decisions.followers if row.state is _SETTLING],
+            tested=[row for row in decisions.tested if row.state is _TESTING],
+            scheduled=[row for row in decisions.scheduled if row.state is _SETTLING],
             promotions=[each for each in decisions.promotions if each[0] in engine.leases],
         )
-        leases = engine.leases
-        fences = settlement.fences
-        for rows in (
-            settlement.sent,
-            [setback.row for setback in settlement.setbacks],
-            settlement.followers,
-            settlement.tested,
-            settlement.scheduled,
-        ):
-            for row in rows:
-                if row.shard not in fences:
-                    # A row here is never of a shard that we know lost: such rows are forgotten at once.
-                    fences[row.shard] = leases.epoch(row.shard)
-        for shard, _ in settlement.promotions:
-            fences[shard] = leases.epoch(shard)
+        # A row here is never of a shard that we know lost: such rows are forgotten at once.
+        shards = {row.shard for row in sent}
+        if len(settlement) > len(sent):
+            shards.update(setback.row.shard for setback in settlement.setbacks)
+            for rows in (settlement.followers, settlement.tested, settlement.scheduled):
+                shards.update(row.shard for row in rows)
+            shards.update(shard for shard, _ in settlement.promotions)
+        epoch = engine.leases.epoch
+        settlement.fences.update((shard, epoch(shard)) for shard in shards)
         return settlement, decisions.serial, bool(engine.decisions.sent)
 
     def _put_back(self, settlement: Settlement) -> None:
@@ -238,9 +235,9 @@ class Settler:
         sent, scheduled = set(settlement.sent), set(settlement.scheduled)
         undone: list[Row] = []
         for row in settled.locked:
-            if row.state is State.TESTING:
+            if row.state is _TESTING:
                 self._tested.append(row)
-            elif row.state is not State.SETTLING:
+            elif row.state is not _SETTLING:
                 continue
             elif row in sent:
                 self._locked.append(row)
@@ -260,7 +257,9 @@ class Settler:
         metrics = self._engine.metrics
         undone = {row.seq for row in settled.locked}
         undone.update(fault.seq for fault in settled.faults)
-        sent = [r for r in settlement.sent if r.shard not in settled.lost and r.seq not in undone]
+        sent = settlement.sent
+        if undone or settled.lost:
+            sent = [row for row in sent if row.shard not in settled.lost and row.seq not in undone]
         metrics.rows_sent += len(sent)
         metrics.publish_attempts.observe_many([row.attempts + 1 for row in sent])
         for fault in settled.faults:

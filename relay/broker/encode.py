@@ -95,6 +95,10 @@ class Encoder:
         self._shapes: dict[tuple[str, str | None], _Shape] = {}
         self._methods: dict[tuple[str, str, bool], bytes] = {}
         self._seconds: dict[int, tuple[bytes, bytes]] = {}
+        self._stamp_of = math.nan
+        """The time that the two below are of; equal to none at first."""
+        self._occurred_at = b""
+        self._timestamp = b""
         # The shape fixes the route only if nothing else that the templates read can vary.
         self._shape_routes = router.fields <= {"event_type", "aggregate_type", "schema_version"}
         # What stands between the frame's size and the header table: class and weight, body size, flags,
@@ -122,24 +126,27 @@ class Encoder:
         length = len(body)
         try:
             message_id = row.id.encode()
-            if (aggregate_id := row.aggregate_id) is None:
-                key = b""
-            else:
-                key = aggregate_id.encode()
-                key = _AGGREGATE_ID + _U32(len(key)) + key
+            key = b"" if (aggregate_id := row.aggregate_id) is None else aggregate_id.encode()
         except UnicodeEncodeError:
             return self._encode_any(row, database_now)
-        size = shape.fixed_size + len(key) + len(message_id)
-        if (
-            not 0.0 <= row.occurred_at < _SECONDS_MAX
-            or len(message_id) > 255
-            or size > self._frame_payload_max
-            or length > self._body_bytes_max
-        ):
+        if aggregate_id is None:
+            key_name = key_size = b""
+            table_size = shape.table_size
+        else:
+            key_name, key_size = _AGGREGATE_ID, _U32(len(key))
+            table_size = shape.table_size + _KEY_OVERHEAD + len(key)
+        size = shape.fixed_size + table_size + len(message_id)
+        if row.occurred_at != self._stamp_of:
+            # Rows of one transaction share their time.
+            if not 0.0 <= row.occurred_at < _SECONDS_MAX:
+                return self._encode_any(row, database_now)
+            second, micro = divmod(round(row.occurred_at * 1e6), 1_000_000)
+            up_to_second, self._timestamp = self._seconds.get(second) or self._second(second)
+            self._occurred_at = up_to_second + b"%06dZ" % micro
+            self._stamp_of = row.occurred_at
+        if len(message_id) > 255 or size > self._frame_payload_max or length > self._body_bytes_max:
             # Says what is wrong, too.
             return self._encode_any(row, database_now)
-        second, micro = divmod(round(row.occurred_at * 1e6), 1_000_000)
-        stamp = self._seconds.get(second) or self._second(second)
         if length <= self._frame_payload_max:
             tail: tuple[bytes, ...] = (_BODY, self._channel, _U32(length), body, _END) if length else ()
         else:
@@ -147,15 +154,16 @@ class Encoder:
         return exchange, b"".join(
             (
                 method,
-                self._sizes(size, _BASIC_CLASS, length, self._properties, shape.table_size + len(key)),
+                self._sizes(size, _BASIC_CLASS, length, self._properties, table_size),
                 shape.table,
-                stamp[0],
-                b"%06dZ" % micro,
+                self._occurred_at,
+                key_name,
+                key_size,
                 key,
                 _PERSISTENT,
                 _U8[len(message_id)],
                 message_id,
-                stamp[1],
+                self._timestamp,
                 shape.type_,
                 *tail,
             )
@@ -275,8 +283,8 @@ class Encoder:
             table=table,
             table_size=len(table) + _STAMP_SIZE,
             type_=type_ + _END,
-            # mode 1, length of the id 1, timestamp 8
-            fixed_size=self._fixed_size + len(table) + _STAMP_SIZE + 1 + 1 + 8 + len(type_),
+            # mode 1, length of the id 1, timestamp 8; the table's entries are counted with the row
+            fixed_size=self._fixed_size + 1 + 1 + 8 + len(type_),
         )
         self._shapes[row.event_type, row.aggregate_type] = shape
         return shape
@@ -446,6 +454,7 @@ _SCHEMA_VERSION: Final = _short("", "schema_version") + b"l"
 _SCHEMA_VERSION_1: Final = _SCHEMA_VERSION + _I64(1)
 _AGGREGATE_TYPE: Final = _short("", "aggregate_type") + b"S"
 _AGGREGATE_ID: Final = _short("", "aggregate_id") + b"S"
+_KEY_OVERHEAD: Final = len(_AGGREGATE_ID) + 4
 _HEADER_COLUMNS: Final = [
     (column, _short("", column)) for column in ("aggregate_version", "causation_id", "traceparent", "tracestate")
 ]

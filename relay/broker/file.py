@@ -125,7 +125,7 @@ class FileLink:
             except MessageInvalid as error:
                 rejected.append(Rejection(row, error.failure_class, error.message, *self._encoder.route_of(row)))
                 continue
-            self._window.add(row)
+            self._window.add((row,))
             self._lines.append(line)
             self._buffered += len(line)
         self._write()

@@ -103,9 +103,10 @@ class AmqpLink:
         if self._is_closed or self._is_blocked:
             return Publication(0, ())
         room = WRITE_BUFFER_BYTES - self._transport.get_write_buffer_size()
-        encode, add, database_now = self._encoder.encode, self._window.add, self._database_now
+        encode, database_now = self._encoder.encode, self._database_now
         constant = self._constant_exchange
         out: list[bytes] = []
+        sent: list[Row] = []
         rejected: list[Rejection] = []
         taken = 0
         for row in rows:
@@ -124,11 +125,12 @@ class AmqpLink:
                 rejected.append(verdict)
                 taken += 1
                 continue
-            add(row)
+            sent.append(row)
             out.append(frames)
             room -= len(frames)
             taken += 1
         if out:
+            self._window.add(sent)
             # One write for all; `join` of a single large message does not copy it.
             self._transport.write(b"".join(out))
         return Publication(taken, rejected)

@@ -86,7 +86,7 @@ class Probes:
     def publish(self, row: Row, frames: bytes) -> bytes:
         """The bytes to write for this probe, which is in flight from now on."""
         assert self._probed is None, "one at a time"
-        self._window.add(row)
+        self._window.add((row,))
         self._probed = row
         self._selects += 1
         return frames + self._select

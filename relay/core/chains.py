@@ -26,6 +26,7 @@ from collections import deque
 from collections.abc import Iterable, Sequence
 from heapq import heappop, heappush
 
+from relay.core.holding import Holding
 from relay.core.ports import SHARDS
 from relay.core.settings import Ordering
 from relay.message import Key, Row, State
@@ -38,22 +39,12 @@ _SETTLING = State.SETTLING
 _TESTING = State.TESTING
 _FORGOTTEN = State.FORGOTTEN
 
-_Hold = tuple[int, int]
-"""Of a held key: the settlement that held it last, and its highest holding row's seq."""
 
-HOLDING_KEYS_MAX = 500
-"""Held keys remembered a shard. Above it every row of the shard is tested instead: slower, as
-right, and bounded (I6)."""
+class Chain(list[Row]):
+    """The unconfirmed rows of one key, by seq; `flying` of them are in flight. A row in it names it (`row.chain`)."""
 
-
-class _Chain:
-    """The unconfirmed rows of one key, by seq; `flying` of them are in flight."""
-
-    __slots__ = ("flying", "rows")
-
-    def __init__(self, row: Row) -> None:
-        self.rows: list[Row] = [row]
-        self.flying = 0
+    __slots__ = ("flying",)
+    flying: int
 
 
 class Chains:
@@ -64,7 +55,7 @@ class Chains:
         self._is_ordered = ordering is not Ordering.NONE
         self._is_strict = ordering is Ordering.STRICT
         self._rows: dict[int, Row] = {}
-        self._chains: dict[Key, _Chain] = {}
+        self._chains: dict[Key, Chain] = {}
         self._ready: deque[Row] = deque()
         self._unlike: list[Row] = []
         """Ready rows that their lease or an orphan on the link keeps back; offered again."""
@@ -73,9 +64,7 @@ class Chains:
         self._nacks = 0
         """So far; breaks ties, for rows do not compare."""
         self._counts = [0] * SHARDS
-        self._holding: dict[int, dict[Key, _Hold] | None] = {}
-        self._noted: dict[int, int] = {}
-        """Per shard the settlement that a hold was noted for last."""
+        self._holding = Holding()
         self.bytes = 0
         """Payload bytes in memory."""
         self.large_bytes = 0
@@ -123,31 +112,13 @@ class Chains:
     # ------------------------------------------------------------ held keys
 
     def set_holding(self, shard: int, rows: Iterable[Row], known_until: int = -1) -> None:
-        """What a new owner found: of each held key in the shard its highest holding row.
-
-        The query saw all settlements up to `known_until`; what was noted for later ones stays.
-        """
-        known: dict[Key, _Hold] = {row.key: (-1, row.seq) for row in rows if row.key is not None}
-        before = self._holding.get(shard, _NONE)
-        if before is None and self._noted.get(shard, -1) > known_until:
-            return
-        for key, (serial, highest) in (before or _NONE).items():
-            if serial > known_until:
-                known[key] = (serial, max(highest, known.get(key, (-1, highest))[1]))
-        self._holding[shard] = None if len(known) >= HOLDING_KEYS_MAX else known
+        """See `Holding.learn`."""
+        self._holding.learn(shard, rows, known_until)
 
     def note_holding(self, row: Row, serial: int) -> None:
         """The row goes aside and holds its key, in the settlement numbered `serial`."""
-        if row.key is None or not self._is_ordered:
-            return
-        known = self._holding.setdefault(row.shard, {})
-        self._noted[row.shard] = serial
-        if known is None:
-            return
-        _, highest = known.get(row.key, (serial, row.seq))
-        known[row.key] = (serial, max(highest, row.seq))
-        if len(known) >= HOLDING_KEYS_MAX:
-            self._holding[row.shard] = None
+        if row.key is not None and self._is_ordered:
+            self._holding.note(row.shard, row.key, row.seq, serial)
 
     def on_unblocked(self, row: Row) -> None:
         """A test found no blocker: the row joins its chain.
@@ -157,13 +128,10 @@ class Chains:
         """
         if row.state is not _TESTING or row not in self:
             return
-        known = self._holding.get(row.shard)
-        if known is not None and row.key is not None:
-            hold = known.get(row.key)
-            if hold is not None and hold[1] < row.seq:
-                del known[row.key]
+        if row.key is not None:
+            self._holding.note_free(row.shard, row.key, row.seq)
         row.state = _WAITING
-        self._advance_key(row)
+        self._advance_chain_of(row)
 
     # ------------------------------------------------------------ in
 
@@ -179,7 +147,9 @@ class Chains:
         known = self._rows
         chains = self._chains
         counts = self._counts
-        holding = self._holding
+        holding = self._holding if self._holding.is_any else None
+        is_ordered = self._is_ordered
+        lengthened: dict[int, Chain] = {}
         for row in rows:
             old = known.get(row.seq)
             if old is not None:
@@ -189,19 +159,15 @@ class Chains:
             known[row.seq] = row
             counts[row.shard] += 1
             if row.is_loaded:
-                self._hold_body(row)
+                self.bytes += row.size
+                if row.size > self._inline_bytes:
+                    self.large_bytes += row.size
             key = row.key
-            if key is None or not self._is_ordered:
+            if key is None or not is_ordered:
                 row.state = _READY
                 self._ready.append(row)
                 continue
-            held = holding.get(row.shard, _NONE)
-            if held is None:
-                is_suspect = True
-            elif known_until is None:
-                is_suspect = key in held
-            else:
-                is_suspect = key in held and held[key][0] > known_until
+            is_suspect = holding is not None and holding.may_hold(row.shard, key, known_until)
             if is_suspect:
                 row.state = _TESTING
                 to_test.append(row)
@@ -209,18 +175,21 @@ class Chains:
                 row.state = _WAITING
             chain = chains.get(key)
             if chain is None:
-                chains[key] = _Chain(row)
+                chain = chains[key] = row.chain = Chain((row,))
+                chain.flying = 0
                 if not is_suspect:
                     row.state = _READY
                     self._ready.append(row)
-                continue
-            queue = chain.rows
-            if queue[-1].seq < row.seq:
-                queue.append(row)
+            elif chain[-1].seq < row.seq:
+                chain.append(row)
+                row.chain = chain
                 if not self._is_strict:
-                    self._advance(chain)
-                continue
-            self._insert(chain, row)
+                    lengthened[id(chain)] = chain
+            else:
+                self._insert(chain, row)
+        for chain in lengthened.values():
+            # Once a chain, however many rows a page brought: a hot key's chain is long.
+            self._advance(chain)
         return to_test
 
     def _hold_body(self, row: Row) -> None:
@@ -228,14 +197,12 @@ class Chains:
         if row.size > self._inline_bytes:
             self.large_bytes += row.size
 
-    def _insert(self, chain: _Chain, row: Row) -> None:
+    def _insert(self, chain: Chain, row: Row) -> None:
         """A lower seq that came later goes next (I3); what stood ready behind it waits again."""
-        queue = chain.rows
-        at = len(queue)
-        while at and queue[at - 1].seq > row.seq:
-            at -= 1
-        queue.insert(at, row)
-        demoted = [later for later in queue[at + 1 :] if later.state is _READY]
+        at = bisect_left(chain, row.seq, key=_seq)
+        chain.insert(at, row)
+        row.chain = chain
+        demoted = [later for later in chain[at + 1 :] if later.state is _READY]
         for later in demoted:
             later.state = _WAITING
             self.wanted.pop(later.seq, None)
@@ -244,30 +211,53 @@ class Chains:
             self._drop_stale()
         self._advance(chain)
 
+    def _stand(self, row: Row) -> None:
+        """Take the row into its key's chain, at its place."""
+        if row.key is None or not self._is_ordered:
+            return
+        chain = self._chains.get(row.key)
+        if chain is None:
+            chain = self._chains[row.key] = row.chain = Chain((row,))
+            chain.flying = 0
+        else:
+            self._insert(chain, row)
+
+    def _leave(self, row: Row) -> Chain | None:
+        """Take the row out of its chain; the chain, where others are left in it."""
+        chain = row.chain
+        assert chain is not None
+        row.chain = None
+        if chain[0] is row:
+            del chain[0]
+        else:
+            del chain[bisect_left(chain, row.seq, key=_seq)]
+        if chain:
+            return chain
+        assert row.key is not None
+        del self._chains[row.key]
+        return None
+
     def _drop_stale(self) -> None:
         """Take out of the queues what is not ready any more."""
         self._ready = deque(row for row in self._ready if row.state is _READY)
         self._unlike = [row for row in self._unlike if row.state is _READY]
 
-    def _advance_key(self, row: Row) -> None:
-        chain = self._chains.get(row.key) if row.key is not None else None
-        if chain is None or not self._is_ordered:
-            if row.state is _WAITING:
-                row.state = _READY
-                self._ready.append(row)
-            return
-        self._advance(chain)
+    def _advance_chain_of(self, row: Row) -> None:
+        if row.chain is not None:
+            self._advance(row.chain)
+        elif row.state is _WAITING:
+            row.state = _READY
+            self._ready.append(row)
 
-    def _advance(self, chain: _Chain) -> None:
+    def _advance(self, chain: Chain) -> None:
         """Make ready what P1 allows."""
         if self._is_strict:
-            if chain.flying == 0 and chain.rows:
-                head = chain.rows[0]
-                if head.state is _WAITING:
-                    head.state = _READY
-                    self._ready.append(head)
+            head = chain[0]
+            if chain.flying == 0 and head.state is _WAITING:
+                head.state = _READY
+                self._ready.append(head)
             return
-        for row in chain.rows:
+        for row in chain:
             if row.state is _WAITING:
                 row.state = _READY
                 self._ready.append(row)
@@ -299,8 +289,8 @@ class Chains:
                 continue
             row.state = _IN_FLIGHT
             bytes_room -= row.size
-            if row.key is not None and self._is_ordered:
-                self._chains[row.key].flying += 1
+            if (chain := row.chain) is not None:
+                chain.flying += 1
             taken.append(row)
         return taken
 
@@ -336,7 +326,7 @@ class Chains:
             if row.state is _READY:
                 self._ready.append(row)
                 if not self._is_strict:
-                    self._advance_key(row)
+                    self._advance_chain_of(row)
 
     def has_large_to_go(self) -> bool:
         """Whether a large body in memory is on its way out. If all of them wait behind other rows, one of those must
@@ -346,8 +336,8 @@ class Chains:
         )
 
     def _land(self, row: Row) -> None:
-        if row.key is not None and self._is_ordered:
-            self._chains[row.key].flying -= 1
+        if row.chain is not None:
+            row.chain.flying -= 1
 
     # ------------------------------------------------------------ outcomes
 
@@ -364,21 +354,17 @@ class Chains:
                 continue
             row.state = _SETTLING
             confirmed.append(row)
-            key = row.key
-            if key is None or not self._is_ordered:
+            if (chain := row.chain) is None:
                 continue
-            chain = chains[key]
+            if len(chain) == 1:
+                # Nearly always: nobody waits behind it.
+                row.chain = None
+                del chains[row.key]  # type: ignore[arg-type]
+                continue
             chain.flying -= 1
-            queue = chain.rows
-            if queue[0] is row:
-                del queue[0]
-            else:
-                queue.remove(row)
-            if not queue:
-                del chains[key]
-            elif is_strict:
-                head = queue[0]
-                if head.state is _WAITING and chain.flying == 0:
+            if self._leave(row) is not None and is_strict and chain.flying == 0:
+                head = chain[0]
+                if head.state is _WAITING:
                     head.state = _READY
                     ready.append(head)
         return confirmed
@@ -390,9 +376,9 @@ class Chains:
         self._land(row)
         row.state = _BACKOFF
         self._backing_off += 1
-        if row.key is not None and self._is_ordered:
+        if row.chain is not None:
             # A lower one of its key may have come meanwhile.
-            self._advance(self._chains[row.key])
+            self._advance(row.chain)
         self._nacks += 1
         heappush(self._backoff, (due, self._nacks, row))
 
@@ -407,7 +393,7 @@ class Chains:
             if row.state is _BACKOFF and row in self:
                 self._backing_off -= 1
                 row.state = _WAITING
-                self._advance_key(row)
+                self._advance_chain_of(row)
 
     def on_lost(self, rows: Sequence[Row]) -> None:
         """A link closed over these: ready again, before everything else, in their order."""
@@ -425,8 +411,8 @@ class Chains:
             if row.state is not _IN_FLIGHT:
                 continue
             self._land(row)
-            chain = self._chains.get(row.key) if row.key is not None and self._is_ordered else None
-            if chain is not None and self._is_strict and chain.rows[0] is not row:
+            chain = row.chain
+            if chain is not None and self._is_strict and chain[0] is not row:
                 row.state = _WAITING
                 self._advance(chain)
                 continue
@@ -439,8 +425,8 @@ class Chains:
         assert row.state is _READY
         assert row in self
         row.state = _IN_FLIGHT
-        if row.key is not None and self._is_ordered:
-            self._chains[row.key].flying += 1
+        if row.chain is not None:
+            row.chain.flying += 1
 
     # ------------------------------------------------------------ decisions
 
@@ -450,44 +436,36 @@ class Chains:
         assert row.state is not _SETTLING
         assert row.state is not _FORGOTTEN
         followers: list[Row] = []
-        chain = self._chains.get(row.key) if row.key is not None and self._is_ordered else None
+        chain = row.chain
         if row.state is _IN_FLIGHT:
             self._land(row)
         self._leave_backoff(row)
         row.state = _SETTLING
-        if chain is None:
-            return followers
-        if holds:
-            for later in list(chain.rows):
-                if later.seq > row.seq and later.state in _MOVABLE:
-                    self._leave_backoff(later)
-                    self.wanted.pop(later.seq, None)
-                    later.state = _SETTLING
-                    chain.rows.remove(later)
-                    followers.append(later)
-        if holds:
-            # It blocks nobody from here: those behind it went with it, newcomers are tested.
-            chain.rows.remove(row)
-            if chain.rows:
-                self._advance(chain)
-            else:
-                del self._chains[row.key]  # type: ignore[arg-type]
         # Without holding it stays at its place until the commit is acknowledged (H7).
+        if chain is None or not holds:
+            return followers
+        followers = [later for later in chain if later.seq > row.seq and later.state in _MOVABLE]
+        for later in followers:
+            self._leave_backoff(later)
+            self.wanted.pop(later.seq, None)
+            later.state = _SETTLING
+            later.chain = None
+        # It blocks nobody from here: those behind it went with it, newcomers are tested.
+        row.chain = None
+        chain[:] = [each for each in chain if each.chain is not None]
+        if chain:
+            self._advance(chain)
+        else:
+            assert row.key is not None
+            del self._chains[row.key]
         return followers
 
     def hold_places(self, rows: Iterable[Row]) -> None:
         """Decisions that missed, for somebody changed the rows: until they are loaded anew each stands where it stood,
         SETTLING, so that no later one of its key goes first (I3)."""
         for row in rows:
-            if row.state is not _SETTLING or row.key is None or not self._is_ordered or row not in self:
-                continue
-            chain = self._chains.get(row.key)
-            if chain is None:
-                self._chains[row.key] = _Chain(row)
-                continue
-            at = bisect_left(chain.rows, row.seq, key=_seq)
-            if at == len(chain.rows) or chain.rows[at] is not row:
-                self._insert(chain, row)
+            if row.state is _SETTLING and row.chain is None and row in self:
+                self._stand(row)
 
     def _leave_backoff(self, row: Row) -> None:
         if row.state is _BACKOFF:
@@ -503,13 +481,7 @@ class Chains:
             self._enter(row)
             row.state = _TESTING
             fresh.append(row)
-            if row.key is None or not self._is_ordered:
-                continue
-            chain = self._chains.get(row.key)
-            if chain is None:
-                self._chains[row.key] = _Chain(row)
-            else:
-                self._insert(chain, row)
+            self._stand(row)
         return fresh
 
     def admit_scheduled(self, row: Row) -> bool:
@@ -539,8 +511,20 @@ class Chains:
 
     def finish(self, rows: Iterable[Row]) -> None:
         """Settled: no longer here. What waited for the commit goes on (H7)."""
+        known = self._rows
+        counts = self._counts
         for row in rows:
-            self.forget(row)
+            if row.state is not _SETTLING or row.chain is not None or known.get(row.seq) is not row or self.wanted:
+                self.forget(row)
+                continue
+            # Nearly all of them: confirmed, and out of their chain since.
+            row.state = _FORGOTTEN
+            del known[row.seq]
+            counts[row.shard] -= 1
+            if row.is_loaded:
+                self.bytes -= row.size
+                if row.size > self._inline_bytes:
+                    self.large_bytes -= row.size
 
     def forget(self, row: Row) -> None:
         """Drop a row in whatever state; in flight it becomes an orphan (P3)."""
@@ -559,28 +543,18 @@ class Chains:
             self.has_orphans = True
         elif state is _BACKOFF:
             self._backing_off -= 1
-        if row.key is None or not self._is_ordered:
-            return
-        chain = self._chains.get(row.key)
-        if chain is None or chain.rows[0].seq > row.seq:
-            return
-        at = bisect_left(chain.rows, row.seq, key=_seq)
-        if at == len(chain.rows) or chain.rows[at] is not row:
+        if (chain := row.chain) is None:
             return
         if state is _IN_FLIGHT:
             chain.flying -= 1
-        del chain.rows[at]
-        if chain.rows:
+        if self._leave(row) is not None:
             self._advance(chain)
-        else:
-            del self._chains[row.key]
 
     def drop_shard(self, shard: int) -> None:
         """The shard is no longer ours: forget all of it."""
         gone = [row for row in self._rows.values() if row.shard == shard]
         self._forget_all(gone)
-        self._holding.pop(shard, None)
-        self._noted.pop(shard, None)
+        self._holding.drop(shard)
 
     def drop_unpublished(self, shards: Iterable[int] | None = None) -> None:
         """Forget what was not published and not decided: of these shards (a hand-over), or of
@@ -611,4 +585,3 @@ def _seq(row: Row) -> int:
 
 
 _MOVABLE = frozenset({_WAITING, _READY, _BACKOFF, _TESTING})
-_NONE: dict[Key, _Hold] = {}

@@ -19,7 +19,7 @@ It does not know channels or sockets, and does not decide what an outcome leads 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from relay.core.ports import Returned
 from relay.errors import BrokerError
@@ -59,14 +59,15 @@ class Window:
     def is_in_flight(self, message_id: str) -> bool:
         return message_id in self._ids
 
-    def add(self, row: Row) -> int:
-        """The row is about to be published; returns its tag."""
-        assert row.id not in self._ids, "a row is in flight at most once per channel (W2)"
-        tag = self._last + 1
+    def add(self, rows: Iterable[Row]) -> None:
+        """These rows are about to be published, in this order; each gets the next tag."""
+        in_flight, ids, tag = self._rows, self._ids, self._last
+        for row in rows:
+            tag += 1
+            assert row.id not in ids, "a row is in flight at most once per channel (W2)"
+            in_flight[tag] = row
+            ids[row.id] = tag
         self._last = tag
-        self._rows[tag] = row
-        self._ids[row.id] = tag
-        return tag
 
     def ack(self, tag: int, multiple: bool = False) -> Settled:
         """The broker took the message of this tag, or (`multiple`) all up to it; tag 0 then means all so far.

@@ -9,7 +9,8 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from relay.core.chains import HOLDING_KEYS_MAX, Chains
+from relay.core.chains import Chains
+from relay.core.holding import HOLDING_KEYS_MAX
 from relay.core.ports import SHARDS
 from relay.core.settings import Ordering
 from relay.message import Row, State

@@ -245,8 +245,9 @@ class FakeLink:
             assert row.id not in self._messages, f"{row!r} is in flight on this link already"
             rabbit.oracle.one_of_a_key(self.relay, row, [each.row for each in self._messages.values()])
             publication = rabbit.oracle.published(self.relay, row, rabbit.loop.time())
-            tag = (self._probe_window if is_probe else self._window).add(row)
-            message = Message(tag, row, publication, is_probe)
+            window = self._probe_window if is_probe else self._window
+            window.add((row,))
+            message = Message(window.last_tag, row, publication, is_probe)
             self._messages[row.id] = message
             self._pipe.append(message)
             written.append(message)
