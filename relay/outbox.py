@@ -114,7 +114,7 @@ class PostgresOutbox:
         sessions = self._sessions
         try:
             async with asyncio.timeout(OPEN_DEADLINE_S):
-                await sessions.open(self._database(), self._name)
+                await sessions.open(self._database, self._name)
                 info = await self._prepare(on_ring)
                 sessions.watch(on_lost)
                 return info

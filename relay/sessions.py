@@ -4,6 +4,10 @@ Owns: opening keeper, reader and settler on the same server; one call at a time 
 transaction begins and ends. Invariant (R5): when one session is lost, answers not in time, or a call on it is
 given up midway, all are closed at once, `on_lost` is told once, and every call from then on raises
 DatabaseLost. Knows nothing of the outbox's tables.
+
+The settler's is given back after a while without a settlement, and opened again for the next one; that is no loss, for
+nothing was under way on it. Where the server has no connection to give by then, settlements go over the reader's:
+rows that are published must be settled somehow, or they are published again.
 """
 
 from __future__ import annotations
@@ -27,6 +31,12 @@ READ_DEADLINE_S = 30.0
 BOUND_S_MAX = 5.0
 """Transactions are bounded by the lease (L7), but by no more than this: longer only hides a fault."""
 
+SETTLER_IDLE_S = 20.0
+"""An idle relay keeps two connections: services with many replicas share one `max_connections`."""
+
+SETTLER_RETRY_S = 5.0
+"""So long after a vain try settlements go over the reader's session without another try."""
+
 _PLANS = (
     "SET {local} plan_cache_mode = force_generic_plan; SET {local} jit = off;"
     " SET {local} enable_seqscan = off; SET {local} enable_bitmapscan = off;"
@@ -48,7 +58,17 @@ class Group(StrEnum):
 class Session:
     """One connection, for the time of one call; texts are sent prepared where the connection is direct."""
 
-    __slots__ = ("_deadline", "_is_direct", "_statements", "_texts", "begin_read", "connection", "lock", "pid")
+    __slots__ = (
+        "_deadline",
+        "_is_direct",
+        "_statements",
+        "_texts",
+        "begin_read",
+        "connection",
+        "lock",
+        "pid",
+        "used_at",
+    )
 
     def __init__(self, connection: Connection, pid: int, is_direct: bool, begin_read: str) -> None:
         self.connection = connection
@@ -59,6 +79,8 @@ class Session:
         self._texts: Mapping[str, str] = {}
         self._statements: dict[str, Any] = {}
         self._deadline = 0.0
+        self.used_at = time.monotonic()
+        """When the last call on it began, in monotonic seconds."""
 
     def know(self, texts: Mapping[str, str]) -> None:
         """The statements by name that `fetch` may be asked for."""
@@ -66,7 +88,8 @@ class Session:
 
     def set_deadline(self, seconds: float) -> None:
         """The call ends within so many seconds from now, or all sessions are lost."""
-        self._deadline = time.monotonic() + seconds
+        self.used_at = time.monotonic()
+        self._deadline = self.used_at + seconds
 
     async def fetch(self, name: str, *arguments: object) -> list[Any]:
         """All records of the statement `name`."""
@@ -130,12 +153,20 @@ class Sessions:
         self._sessions: dict[Group, Session] = {}
         self._why = "not open"
         self._on_lost: Callable[[str], None] | None = None
+        self._database: Callable[[], DatabaseTarget] | None = None
+        self._name = ""
+        self._server = ""
+        self._texts: Mapping[str, str] = {}
+        self._settler_retry_at = 0.0
+        self._goodbyes: set[asyncio.Task[None]] = set()
 
     # ------------------------------------------------------------ open and close
 
-    async def open(self, target: DatabaseTarget, name: str) -> None:
-        """Open all three; nobody is told of their loss before `watch`. Raises DatabaseUnavailable, DatabaseRefused."""
+    async def open(self, database: Callable[[], DatabaseTarget], name: str) -> None:
+        """Open all three; nobody is told of their loss before `watch`. `database` gives the target anew for each
+        opening. Raises DatabaseUnavailable, DatabaseRefused."""
         assert not self._sessions, "opened twice"
+        target = database()
         opened: list[Connection] = []
         try:
             found: dict[Group, Any] = {}
@@ -153,20 +184,24 @@ class Sessions:
             self.is_direct = all(
                 connection.get_server_pid() == record["pid"] for connection, record in zip(opened, records, strict=True)
             )
+            sessions = {}
             for group, connection in zip(Group, opened, strict=True):
-                if self.is_direct:
-                    with mapped_errors(connecting=True):
-                        await connection.execute(self._session_settings(), timeout=READ_DEADLINE_S)
-                self._sessions[group] = Session(
-                    connection, found[group]["pid"], self.is_direct, self.begin_read(READ_DEADLINE_S * 0.8)
-                )
+                sessions[group] = await self._session(connection, found[group]["pid"])
         except BaseException:
-            self._sessions = {}
             for connection in opened:
                 connection.terminate()
             raise
-        for group, session in self._sessions.items():
-            session.connection.add_termination_listener(self._listener(group, self._sessions))
+        self._database, self._name, self._server = database, name, records[0]["server"]
+        self._sessions = sessions
+        self._settler_retry_at = 0.0
+        for group, session in sessions.items():
+            session.connection.add_termination_listener(self._listener(group, session))
+
+    async def _session(self, connection: Connection, pid: int) -> Session:
+        if self.is_direct:
+            with mapped_errors(connecting=True):
+                await connection.execute(self._session_settings(), timeout=READ_DEADLINE_S)
+        return Session(connection, pid, self.is_direct, self.begin_read(READ_DEADLINE_S * 0.8))
 
     def watch(self, on_lost: Callable[[str], None]) -> None:
         """From now on the loss of the sessions is told, once. Raises DatabaseLost when they are lost already."""
@@ -186,14 +221,15 @@ class Sessions:
                 timeout=READ_DEADLINE_S,
             )
 
-    def _listener(self, group: Group, of: Mapping[Group, Session]) -> Callable[[Connection], None]:
+    def _listener(self, group: Group, session: Session) -> Callable[[Connection], None]:
         def on_terminated(_: Connection) -> None:
-            if self._sessions is of:
+            if self._sessions.get(group) is session:
                 self.lose(f"the {group}'s PostgreSQL session ended")
 
         return on_terminated
 
     def know(self, texts: Mapping[str, str]) -> None:
+        self._texts = texts
         for session in self._sessions.values():
             session.know(texts)
 
@@ -227,19 +263,74 @@ class Sessions:
                 session.connection.terminate()
             else:
                 goodbyes.append(close(session.connection))
-        await asyncio.gather(*goodbyes)
+        await asyncio.gather(*goodbyes, *self._goodbyes)
+
+    # ------------------------------------------------------------ the settler's comes and goes
+
+    def _retire_settler(self) -> None:
+        """Give an idle settler's connection back."""
+        session = self._sessions.get(Group.SETTLER)
+        if session is None or session.lock.locked() or time.monotonic() - session.used_at < SETTLER_IDLE_S:
+            return
+        del self._sessions[Group.SETTLER]
+        goodbye = asyncio.get_running_loop().create_task(close(session.connection))
+        self._goodbyes.add(goodbye)
+        goodbye.add_done_callback(self._goodbyes.discard)
+
+    async def _settler(self) -> Session | None:
+        """The settler's session, opened again where it was given back; else the reader's. None when all are lost."""
+        sessions = self._sessions
+        session = sessions.get(Group.SETTLER)
+        if session is None and sessions and time.monotonic() >= self._settler_retry_at:
+            session = await self._opened_settler()
+            if self._sessions is not sessions:
+                if session is not None:
+                    session.connection.terminate()
+                return None
+            if session is None:
+                self._settler_retry_at = time.monotonic() + SETTLER_RETRY_S
+            else:
+                session.connection.add_termination_listener(self._listener(Group.SETTLER, session))
+                sessions[Group.SETTLER] = session
+        return session or sessions.get(Group.READER)
+
+    async def _opened_settler(self) -> Session | None:
+        """None where the server gives none, or it is not the same server any more."""
+        assert self._database is not None, "opened before"
+        connection: Connection | None = None
+        try:
+            connection = await connect(self._database(), application_name=f"outbox-relay {Group.SETTLER} {self._name}")
+            with mapped_errors(connecting=True):
+                record = await self._probe(connection)
+            is_same = record["server"] == self._server and not record["is_standby"]
+            if is_same and self.is_direct == (connection.get_server_pid() == record["pid"]):
+                session = await self._session(connection, record["pid"])
+                session.know(self._texts)
+                return session
+        except DatabaseError:
+            pass  # The reader's session does it meanwhile; a server that is gone shows there, with its words.
+        except BaseException:
+            if connection is not None:
+                connection.terminate()
+            raise
+        if connection is not None:
+            connection.terminate()
+        return None
 
     # ------------------------------------------------------------ calls
 
     @contextlib.asynccontextmanager
     async def call(self, group: Group, deadline_s: float) -> AsyncIterator[Session]:
         """The group's session for one call of at most `deadline_s`. Raises DatabaseLost, DatabaseRefused."""
-        session = self._sessions.get(group)
+        session = await self._settler() if group is Group.SETTLER else self._sessions.get(group)
         if session is None:
             raise DatabaseLost(self._why)
         async with session.lock:
-            if self._sessions.get(group) is not session:
+            if session not in self._sessions.values():
                 raise DatabaseLost(self._why)
+            if group is Group.KEEPER:
+                # About once a second, whatever else happens.
+                self._retire_settler()
             session.set_deadline(deadline_s)
             try:
                 with mapped_errors():

@@ -1,0 +1,104 @@
+"""The settler's session comes and goes: an idle relay keeps two connections, and settles without a third if it must."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+
+import asyncpg
+import pytest
+
+from relay import migrate, sessions
+from relay.servers import PostgresServer
+from relay.sessions import Group
+from tests.conftest import eventually
+from tests.integration.test_outbox import Relay, database, insert, started, states
+
+__all__ = ["database", "started"]  # fixtures
+
+
+async def until(connection: asyncpg.Connection, count: int) -> None:
+    """Wait until the relay has so many connections."""
+
+    async def has_them() -> bool:
+        text = "SELECT count(*) FROM pg_stat_activity WHERE application_name LIKE 'outbox-relay%'"
+        return bool(await connection.fetchval(text) == count)
+
+    await eventually(has_them)
+
+
+@pytest.fixture
+def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An idle settler's session goes with the keeper's next call."""
+    monkeypatch.setattr(sessions, "SETTLER_IDLE_S", 0.0)
+
+
+@pytest.mark.usefixtures("at_once")
+async def test_an_idle_settler_gives_its_connection_back(
+    database: asyncpg.Connection, started: Callable[..., Relay]
+) -> None:
+    relay = await started().start()
+    await relay.check()
+    await until(database, 2)
+    assert relay.lost == []
+    await insert(database, "k", "l")
+    first, second = await relay.read()
+    assert (await relay.settle(relay.settlement(sent=[first]))).done == [first]
+    await until(database, 3)
+    assert (await relay.settle(relay.settlement(sent=[second]))).done == [second]
+    assert await states(database) == ["sent", "sent"]
+    await relay.check()
+    await until(database, 2)
+    await relay.close()
+    await until(database, 0)
+    assert relay.lost == []
+
+
+@pytest.mark.usefixtures("at_once")
+async def test_an_opened_settler_that_dies_is_a_loss_of_all(
+    database: asyncpg.Connection, started: Callable[..., Relay]
+) -> None:
+    relay = await started().start()
+    await relay.check()
+    await relay.settle(relay.settlement())
+    await database.execute("SELECT pg_terminate_backend($1)", relay._sessions.pid(Group.SETTLER))
+    await eventually(lambda: len(relay.lost) == 1)
+    await until(database, 0)
+
+
+@pytest.mark.usefixtures("at_once")
+async def test_without_a_third_connection_settlements_go_over_the_readers(
+    database: asyncpg.Connection, database_url: str, postgres_server: PostgresServer
+) -> None:
+    """What is published must be settled: a relay that reconnected for want of a connection would publish it again."""
+    role = f"two_{os.getpid()}"
+    await database.execute(f"CREATE ROLE {role} LOGIN")
+    await migrate.run(database_url, role=role)
+    relay = await Relay(postgres_server.url(database_url.rpartition("/")[2], user=role), "a").start()
+    try:
+        await relay.check()
+        await until(database, 2)
+        await database.execute(f"ALTER ROLE {role} CONNECTION LIMIT 2")
+        await insert(database, "k", "l")
+        for row in await relay.read():
+            assert (await relay.settle(relay.settlement(sent=[row]))).done == [row]
+        await until(database, 2)
+        assert relay.lost == []
+        assert await states(database) == ["sent", "sent"]
+    finally:
+        await relay.close()
+        await database.execute(f"DROP OWNED BY {role}; DROP ROLE {role}")
+
+
+@pytest.mark.usefixtures("at_once")
+async def test_a_settlers_session_on_another_server_is_none(
+    database: asyncpg.Connection, started: Callable[..., Relay]
+) -> None:
+    """Several hosts in the URL: after a fail-over in between, the new session would not see what the others do."""
+    relay = await started().start()
+    await relay.check()
+    await insert(database, "k")
+    relay._sessions._server = "another start of another server"
+    rows = await relay.read()
+    assert (await relay.settle(relay.settlement(sent=rows))).done == rows
+    await until(database, 2)
