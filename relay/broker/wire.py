@@ -305,15 +305,16 @@ class WireFactory(TransportFactory):
 
 
 def message_id(data: bytes, at: int, end: int) -> str:
-    """The message id in a content header's payload, data[at:end]. Raises ProtocolViolation where there is
-    none.
+    """The message id in a content header's payload, data[at:end]; empty where there is none. Raises ProtocolViolation.
 
     Property flags and their order: AMQP 0-9-1, 4.2.6.1.
     """
     flags = int.from_bytes(data[at + 12 : at + 14], "big")
     at += 14
-    if not flags & 1 << 7 or flags & 1:
-        raise ProtocolViolation("the broker returned a message without a message id")
+    if flags & 1:
+        raise ProtocolViolation("the broker returned a message with unknown properties")
+    if not flags & 1 << 7:
+        return ""
     for bit in (15, 14):  # content type, content encoding
         if flags & 1 << bit:
             at += 1 + data[at]
