@@ -76,11 +76,17 @@ def literal(text: str | None) -> str:
     return "E" + quoted.replace("\\", "\\\\") if "\\" in quoted else quoted
 
 
-async def connect(target: DatabaseTarget | str, *, application_name: str | None = None) -> Connection:
+async def connect(
+    target: DatabaseTarget | str,
+    *,
+    application_name: str | None = None,
+    statement_cache_size: int = 0,
+    connection_class: type[Connection] = asyncpg.Connection,
+) -> Connection:
     """Open a session. `target` is a configured target or a plain PostgreSQL URL.
 
     Nothing but the application's name goes into the startup packet (a pooling proxy refuses other settings),
-    and no statement is kept prepared by name. Raises DatabaseUnavailable (try again) and DatabaseRefused
+    and by default no statement is kept prepared by name. Raises DatabaseUnavailable (try again) and DatabaseRefused
     (password, rights, no such database).
     """
     dsn, timeout = (target, None) if isinstance(target, str) else (target.dsn, target.connect_timeout_s)
@@ -88,7 +94,8 @@ async def connect(target: DatabaseTarget | str, *, application_name: str | None 
         return await asyncpg.connect(
             dsn,
             timeout=CONNECT_TIMEOUT_S if timeout is None else timeout,
-            statement_cache_size=0,
+            statement_cache_size=statement_cache_size,
+            connection_class=connection_class,
             server_settings={"application_name": application_name or f"outbox-relay {__version__}"},
         )
 

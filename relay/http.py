@@ -11,7 +11,7 @@ import socket
 import sys
 import threading
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from http.server import BaseHTTPRequestHandler
 from socketserver import TCPServer, ThreadingMixIn
 from typing import Any, Final
@@ -101,13 +101,16 @@ class Readiness:
 # ---------------------------------------------------------------- the exposition
 
 
-class _Collector(Collector):
-    def __init__(self, metrics: Metrics) -> None:
-        self._metrics = metrics
+class TableCollector(Collector):
+    """A table of metrics, and the object that holds their numbers, for a registry."""
+
+    def __init__(self, table: Sequence[Metric], numbers: object) -> None:
+        self._table = table
+        self._numbers = numbers
 
     def collect(self) -> Iterator[Family]:
-        for metric in METRICS:
-            value = getattr(self._metrics, metric.field)
+        for metric in self._table:
+            value = getattr(self._numbers, metric.field)
             if value is not None:
                 yield _family(metric, value)
 
@@ -150,13 +153,14 @@ def _histogram_family(metric: Metric, histogram: Histogram) -> Family:
 class HttpServer:
     """Serves the three endpoints once started. Raises ListenFailed (exit code 2) when the address cannot be bound.
 
-    `redact` is applied to the details of /readyz. `port` is the real one, also where 0 was asked for.
+    `numbers` are the relay's metrics, or a collector of others. `redact` is applied to the details of /readyz. `port` is
+    the real one, also where 0 was asked for.
     """
 
     def __init__(
         self,
         address: ListenAddress,
-        metrics: Metrics,
+        numbers: Metrics | Collector,
         readiness: Readiness,
         heartbeat: Heartbeat,
         *,
@@ -167,7 +171,7 @@ class HttpServer:
         self._heartbeat = heartbeat
         self._redact = redact
         self._registry = CollectorRegistry(auto_describe=False)
-        self._registry.register(_Collector(metrics))
+        self._registry.register(TableCollector(METRICS, numbers) if isinstance(numbers, Metrics) else numbers)
         ProcessCollector(registry=self._registry)
         self._server: _Server | None = None
         self._thread: threading.Thread | None = None

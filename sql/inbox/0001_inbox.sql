@@ -63,6 +63,18 @@ BEGIN
                       HINT = 'rename it, or give the consumer a schema of its own by its role''s search_path';
         END IF;
     END IF;
+    -- Under the order policy `version`. The name is ours alone: its presence is enough.
+    IF to_regclass('processed_versions') IS NULL THEN
+        CREATE TABLE processed_versions (
+            consumer_name text NOT NULL,
+            aggregate_type text NOT NULL,
+            aggregate_id text NOT NULL,
+            version bigint NOT NULL,
+            processed_at timestamptz NOT NULL DEFAULT now(),
+            PRIMARY KEY (consumer_name, aggregate_type, aggregate_id)
+        ) WITH (fillfactor = 70);
+        COMMENT ON TABLE processed_versions IS 'outbox-relay: the version that each aggregate was brought to';
+    END IF;
     {grants}
 END $migration$;
 COMMIT;

@@ -6,3 +6,4 @@ IF NOT has_schema_privilege({role_text}, home, 'USAGE') THEN
     EXECUTE format('GRANT USAGE ON SCHEMA %I TO %I', home, {role_text});
 END IF;
 GRANT SELECT, INSERT, DELETE ON processed_messages TO {role};
+GRANT SELECT, INSERT, UPDATE, DELETE ON processed_versions TO {role};

@@ -36,6 +36,8 @@ class Proxy:
         """Cut every connection with RST on both sides; what was swallowed is lost."""
         for pair in self._pairs:
             for writer in pair:
+                if writer.transport.is_closing():
+                    continue
                 raw = writer.get_extra_info("socket")
                 raw.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
                 writer.transport.abort()

@@ -1,0 +1,132 @@
+"""Publishes copies of failed messages: mandatory, and done only when confirmed.
+
+Owns: a connection apart from the one that consumes (a broker in alarm stops reading from connections that publish, and
+the acknowledgements with them), opened at the first copy, and one channel for each worker: a worker has one copy in
+flight at a time, so that a return, which carries no delivery tag, can only be its own.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Awaitable, Callable
+from typing import Final
+
+import aio_pika
+import aiormq
+from aio_pika.abc import AbstractConnection
+from aiormq.abc import AbstractChannel
+
+from relay.errors import BrokerUnavailable, RelayError
+from relay.inbox.copies import Copy
+
+CONFIRM_TIMEOUT_S: Final = 30.0
+"""Without a confirm for so long (an alarm, a queue without majority) the copy counts as not made and is made again."""
+
+_IMPOSSIBLE: Final = (311, 406, 501, 502)
+"""Content too large (406 where the broker has a size limit), frame or syntax error: no repetition mends it."""
+
+
+class CopyUnavailable(RelayError):
+    """The copy was returned, refused or not confirmed: the original stays where it is, try again."""
+
+
+class CopyImpossible(RelayError):
+    """There cannot be a copy of this message."""
+
+
+class Publisher:
+    """Shared by a consumer's workers; each of them takes `lane`s."""
+
+    def __init__(self, connect: Callable[[], Awaitable[AbstractConnection]]) -> None:
+        self._connect = connect
+        self._connection: AbstractConnection | None = None
+        self._lock = asyncio.Lock()
+
+    def lane(self) -> Lane:
+        """A way to publish, one copy at a time."""
+        return Lane(self._channel)
+
+    async def close(self) -> None:
+        """End the connection; safe to repeat."""
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            with contextlib.suppress(aiormq.AMQPError, OSError, TimeoutError):
+                await asyncio.wait_for(connection.close(), 5.0)
+
+    async def _channel(self) -> AbstractChannel:
+        async with self._lock:
+            if self._connection is None or self._connection.is_closed:
+                self._connection = await self._connect()
+            connection = self._connection
+        channel = await connection.channel(publisher_confirms=True, on_return_raises=True)
+        return await channel.get_underlay_channel()
+
+
+class Lane:
+    """One channel, opened when needed and left behind after any failure."""
+
+    def __init__(self, open_channel: Callable[[], Awaitable[AbstractChannel]]) -> None:
+        self._open_channel = open_channel
+        self._channel: AbstractChannel | None = None
+
+    async def publish(self, copy: Copy) -> None:
+        """Returns when the broker has it in a queue. Raises CopyUnavailable, CopyImpossible."""
+        try:
+            copy.properties.marshal()
+        except (TypeError, ValueError, OverflowError) as error:
+            raise CopyImpossible(f"a copy cannot be encoded: {error}") from error
+        try:
+            async with asyncio.timeout(CONFIRM_TIMEOUT_S):
+                await self._publish(copy)
+        except aiormq.exceptions.PublishError as error:
+            raise CopyUnavailable(f"no queue takes {copy.routing_key} from exchange {copy.exchange!r}") from error
+        except aiormq.DeliveryError as error:
+            await self._leave()
+            raise CopyUnavailable(f"the broker refused the copy for {copy.routing_key}") from error
+        except (aiormq.AMQPError, RuntimeError, OSError, TimeoutError, BrokerUnavailable) as error:
+            await self._leave()
+            code = getattr(error, "code", None) or (error.args[0] if error.args else None)
+            if code in _IMPOSSIBLE:
+                raise CopyImpossible(f"the broker refuses the copy: {error}") from error
+            raise CopyUnavailable(
+                f"no confirm for the copy to {copy.routing_key}: {str(error) or 'timeout'}"
+            ) from error
+        except asyncio.CancelledError:
+            task = asyncio.current_task()
+            if task is not None and task.cancelling():
+                raise
+            # The driver cancels who waits for an answer when its connection goes.
+            await self._leave()
+            raise CopyUnavailable("the connection was lost before the copy was confirmed") from None
+
+    async def _publish(self, copy: Copy) -> None:
+        if self._channel is None or self._channel.is_closed:
+            self._channel = await self._open_channel()
+        await self._channel.basic_publish(
+            copy.body,
+            exchange=copy.exchange,
+            routing_key=copy.routing_key,
+            properties=copy.properties,
+            mandatory=True,
+        )
+
+    async def _leave(self) -> None:
+        """Whatever is still said about it concerns a copy that is made anew."""
+        channel, self._channel = self._channel, None
+        if channel is not None and not channel.is_closed:
+            with contextlib.suppress(aiormq.AMQPError, RuntimeError, OSError, TimeoutError, asyncio.CancelledError):
+                await asyncio.wait_for(channel.close(), 2.0)
+
+
+async def connect(urls: tuple[str, ...], name: str, timeout_s: float) -> AbstractConnection:
+    """A connection to the first of `urls` that answers. Raises BrokerUnavailable with the last one's reason."""
+    last: BaseException | None = None
+    for url in urls:
+        try:
+            async with asyncio.timeout(timeout_s):
+                return await aio_pika.connect(url, client_properties={"connection_name": name})
+        except (aiormq.AMQPError, OSError, TimeoutError) as error:
+            last = error
+    assert last is not None, "no URL"
+    raise BrokerUnavailable(f"RabbitMQ cannot be reached: {str(last) or type(last).__name__}") from last

@@ -1,0 +1,76 @@
+"""What a consumer can be told, and what makes no sense together."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass, field
+
+from relay.errors import ConfigError
+from relay.inbox.order import Order
+from relay.inbox.outcome import RetryPolicy
+from relay.topology import names
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ConsumerSettings:
+    """Times in seconds. Raises ConfigError with every problem at once.
+
+    `workers` each have a channel, a transaction and at most `prefetch` messages in hand: with the defaults 4
+    transactions at a time, and 80 messages that nobody else can work on meanwhile. `time_limit_s` is one message's,
+    from claim to COMMIT. `grace_s` is what a stop leaves to the messages in work. `schema_versions` are those that the
+    handler knows (None: any); another one is parked at once. `first_version`: what an aggregate begins with under
+    `Order.VERSION`, None for a consumer that joins later. `retention_s` None keeps `processed_messages` for ever;
+    otherwise it is longer than `longest_replay_s`, the age of the oldest message that may still be redriven or
+    replayed, which is never below the ladder. `parking_queue` None: the one that belongs to the queue.
+    """
+
+    workers: int = 4
+    prefetch: int = 20
+    order: Order = Order.NONE
+    first_version: int | None = 1
+    retry: RetryPolicy = field(default_factory=RetryPolicy)
+    time_limit_s: float = 30.0
+    grace_s: float = 8.0
+    schema_versions: Collection[int] | None = frozenset({1})
+    version: str = ""
+    parking_exchange: str = names.DEFAULT_EXCHANGE
+    parking_queue: str | None = None
+    retention_s: float | None = None
+    longest_replay_s: float = 14 * 86400.0
+    gauge_interval_s: float = 15.0
+
+    def __post_init__(self) -> None:
+        problems = list(_problems(self))
+        if problems:
+            raise ConfigError(problems)
+
+
+def _problems(settings: ConsumerSettings) -> list[str]:
+    retry = settings.retry
+    checks = (
+        (1 <= settings.workers <= 1000, f"workers={settings.workers}: allowed are 1 to 1000"),
+        (1 <= settings.prefetch <= 65535, f"prefetch={settings.prefetch}: allowed are 1 to 65535"),
+        (
+            settings.order is not Order.SINGLE_ACTIVE or settings.workers == 1,
+            f"workers={settings.workers}: order=single_active has one worker; more queues are more consumers",
+        ),
+        (
+            all(delay_s > 0 for delay_s in retry.delays_s),
+            f"retry.delays_s={retry.delays_s}: every delay is above zero",
+        ),
+        (0 <= retry.jitter <= 1, f"retry.jitter={retry.jitter}: allowed is a share from 0 to 1"),
+        (settings.time_limit_s > 0, f"time_limit_s={settings.time_limit_s}: above zero"),
+        (settings.grace_s >= 0, f"grace_s={settings.grace_s}: not below zero"),
+        (settings.gauge_interval_s > 0, f"gauge_interval_s={settings.gauge_interval_s}: above zero"),
+        (
+            settings.retention_s is None or settings.retention_s > shortest_retention_s(settings),
+            f"retention_s={settings.retention_s}: longer than the longest replay, {shortest_retention_s(settings):g} s "
+            "(longest_replay_s and the retry ladder); what is forgotten earlier takes effect twice",
+        ),
+    )
+    return [problem for holds, problem in checks if not holds]
+
+
+def shortest_retention_s(settings: ConsumerSettings) -> float:
+    """What the inbox has to remember at least: the longest replay, and a whole ladder after it."""
+    return settings.longest_replay_s + sum(settings.retry.delays_s)
