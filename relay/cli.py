@@ -169,7 +169,9 @@ def _check(options: argparse.Namespace, console: _Console) -> int:
     config = console.config("check")
     from relay import preflight
 
-    findings = _await(preflight.check(config, console.warnings))
+    screen = _Screen(is_live=sys.stderr.isatty())
+    findings = _await(preflight.check(config, console.warnings, on_deep=screen.gauge if options.deep else None))
+    screen.clear()
     if options.json:
         _print_json(preflight.as_document(findings), console)
     else:
@@ -527,6 +529,9 @@ def _parser() -> argparse.ArgumentParser:
 
     check = _add(commands, "check", _check, "preflight: one line per finding, with the mend; exit 4 on an error")
     check.add_argument("--json", action="store_true", help="one JSON document")
+    check.add_argument(
+        "--deep", action="store_true", help="also walk through the table for unsent rows that nobody reads any more"
+    )
 
     status = _add(commands, "status", _status, "backlog, ages, what is deferred, held and parked, who relays")
     status.add_argument("--json", action="store_true", help="one JSON document")

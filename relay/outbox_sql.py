@@ -112,7 +112,6 @@ def texts(schema: Schema, system_identifier: str) -> dict[str, str]:
     table = schema.table
     parts = ("shard", "relay", "fault", "meta", "bell_wait")
     sequence = table.derived("_seq_seq")
-    oids = f"{schema.table_oid}, pg_relation_filenode({schema.table_oid})"
     values = {part: table.derived(f"_{part}") for part in parts} | {
         "table": table.quoted,
         "sequence": sequence,
@@ -125,8 +124,7 @@ def texts(schema: Schema, system_identifier: str) -> dict[str, str]:
         "bell_object": str(schema.bell[1]),
         "bell_channel": literal(schema.bell_channel),
         "body": body_sql(schema.payload_type),
-        "fingerprint": f"concat_ws('/', {literal(system_identifier)}, {schema.database_oid}, {oids},"
-        f" pg_relation_filenode(to_regclass({literal(sequence)})))",
+        "fingerprint": fingerprint_sql(schema, system_identifier),
     }
     inline = {"page": "$11::int", "due": str(DUE_INLINE_BYTES), "reload": "-1"}
     texts = {}
@@ -135,6 +133,16 @@ def texts(schema: Schema, system_identifier: str) -> dict[str, str]:
             values["row"] = row_sql(schema.payload_type, inline[name])
         texts[name] = fill(sql_file(f"queries/{name}.sql"), values)
     return texts
+
+
+def fingerprint_sql(schema: Schema, system_identifier: str) -> str:
+    """What a stored floor belongs to (R5): server, where the role may read it, database, table, and its sequence."""
+    oids = f"{schema.table_oid}, pg_relation_filenode({schema.table_oid})"
+    sequence = literal(schema.table.derived("_seq_seq"))
+    return (
+        f"concat_ws('/', {literal(system_identifier)}, {schema.database_oid}, {oids},"
+        f" pg_relation_filenode(to_regclass({sequence})))"
+    )
 
 
 def refuse_unusable(schema: Schema, found: Mapping[str, object]) -> None:

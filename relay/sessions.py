@@ -37,7 +37,7 @@ SETTLER_IDLE_S = 20.0
 SETTLER_RETRY_S = 5.0
 """So long after a vain try settlements go over the reader's session without another try."""
 
-_PLANS = (
+PLANS = (
     "SET {local} plan_cache_mode = force_generic_plan; SET {local} jit = off;"
     " SET {local} enable_seqscan = off; SET {local} enable_bitmapscan = off;"
     " SET {local} enable_hashjoin = off; SET {local} enable_mergejoin = off;"
@@ -369,7 +369,7 @@ class Sessions:
         if is_settlement and not self._settle_commit:
             parts.append("SET LOCAL synchronous_commit = off")
         if not self.is_direct:
-            parts.append(_PLANS.format(local="LOCAL").rstrip(";"))
+            parts.append(PLANS.format(local="LOCAL").rstrip(";"))
         if sign is not None:
             parts.append(f"SELECT pg_try_advisory_xact_lock_shared({sign[0]}, {sign[1]})")
         return "; ".join(parts)
@@ -382,13 +382,13 @@ class Sessions:
             f"SET LOCAL idle_in_transaction_session_timeout = {int(self.bound_s * 600)}",
         ]
         if not self.is_direct:
-            parts.append(_PLANS.format(local="LOCAL").rstrip(";"))
+            parts.append(PLANS.format(local="LOCAL").rstrip(";"))
         return "; ".join(parts)
 
     def _session_settings(self) -> str:
         """Where no proxy is in between, a session's settings are its own."""
         return (
-            f"{_PLANS.format(local='SESSION')}"
+            f"{PLANS.format(local='SESSION')}"
             " SET SESSION CHARACTERISTICS AS TRANSACTION ISOLATION LEVEL READ COMMITTED;"
             f" SET SESSION statement_timeout = {int(READ_DEADLINE_S * 800)};"
             # A client that vanished without a word must not keep the doorbell's lock for hours.

@@ -6,16 +6,16 @@ import asyncio
 from collections.abc import Sequence
 
 from relay.config import Config
-from relay.preflight import broker, database, management
+from relay.preflight import broker, database, deep, management
 from relay.preflight.finding import Finding, Level, warning
 from relay.settings import Sink
 
 __all__ = ["Finding", "Level", "as_document", "check"]
 
 
-async def check(config: Config, warnings: Sequence[str] = ()) -> list[Finding]:
-    """Every finding, in a stable order; the configuration's own `warnings` come first. Raises nothing of the
-    servers'.
+async def check(config: Config, warnings: Sequence[str] = (), *, on_deep: deep.Progress | None = None) -> list[Finding]:
+    """Every finding, in a stable order; the configuration's own `warnings` come first. With `on_deep` also all of the
+    table is walked through, which it is told of. Raises nothing of the servers'.
     """
     found, waiting = await database.check(config)
     # What waits in the outbox is what the broker must have a way for.
@@ -23,6 +23,8 @@ async def check(config: Config, warnings: Sequence[str] = ()) -> list[Finding]:
     if config.sink is Sink.AMQP:
         checks.append(management.check(config, waiting))
     parts = [found, *await asyncio.gather(*checks)]
+    if on_deep is not None:
+        parts.append(await deep.check(config, on_deep))
     return [warning("configuration", text) for text in warnings] + [finding for part in parts for finding in part]
 
 
@@ -31,7 +33,13 @@ def as_document(findings: Sequence[Finding]) -> dict[str, object]:
     return {
         "ok": all(finding.level is not Level.ERROR for finding in findings),
         "findings": [
-            {"check": finding.check, "level": finding.level.value, "text": finding.text, "mend": finding.mend}
+            {
+                "check": finding.check,
+                "level": finding.level.value,
+                "text": finding.text,
+                "mend": finding.mend,
+                "details": finding.details,
+            }
             for finding in findings
         ],
     }

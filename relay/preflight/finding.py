@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -17,12 +18,14 @@ class Level(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """`check` is a stable name, `text` one line, `mend` what to do (None where nothing needs doing)."""
+    """`check` is a stable name, `text` one line, `mend` what to do (None where nothing needs doing), `details` the
+    numbers in the text, for scripts."""
 
     check: str
     level: Level
     text: str
     mend: str | None = None
+    details: Mapping[str, object] | None = None
 
 
 def ok(check: str, text: str) -> Finding:
@@ -35,9 +38,9 @@ def warning(check: str, text: str, mend: str | None = None) -> Finding:
     return Finding(check, Level.WARNING, text, mend)
 
 
-def error(check: str, text: str, mend: str | None = None) -> Finding:
+def error(check: str, text: str, mend: str | None = None, details: Mapping[str, object] | None = None) -> Finding:
     """Rows do not arrive, or must not, until this is mended."""
-    return Finding(check, Level.ERROR, text, mend)
+    return Finding(check, Level.ERROR, text, mend, details)
 
 
 def not_checked(check: str, text: str, mend: str | None = None) -> Finding:

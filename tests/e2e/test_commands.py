@@ -257,6 +257,49 @@ async def test_check_finds_a_sequence_that_fell_behind(site: Site) -> None:
     assert "setval" in done.stdout
 
 
+@pytest.mark.parametrize("sent_rows", ["mark", "delete"])
+async def test_check_deep_finds_rows_below_a_floor(site: Site, sent_rows: str) -> None:
+    """Unsent rows at or below the floors, neither aside nor in the fault table; the mend that it prints mends."""
+    ids = await site.insert_many(60, 10)
+    daemon = await site.start(sent_rows=sent_rows).ready()
+    await site.until(f"(SELECT min(floor) FROM outbox_shard) >= {len(ids)}")
+    assert await daemon.stop() == 0
+    done = await _command("check", "--deep", "--json", settings=site.settings)
+    assert done.returncode == 0, done.stdout
+    assert {f["check"]: f["level"] for f in json.loads(done.stdout)["findings"]}["floors"] == "ok"
+    # Rows that come back from a copy under their old numbers; three of them are an operator's already.
+    await site.database.execute(
+        "DELETE FROM outbox; INSERT INTO outbox (seq, id, event_type, aggregate_id, payload) OVERRIDING SYSTEM VALUE"
+        " SELECT n, 'back' || n, 'ok.x', CASE WHEN n = 7 THEN 'b' ELSE 'a' END, '{}' FROM generate_series(3, 9) n;"
+        "UPDATE outbox SET aside = 'parked', holds = true, parked_at = now() WHERE seq IN (3, 9);"
+        "UPDATE outbox SET sent_at = now() WHERE seq = 4;"
+        "INSERT INTO outbox_fault (seq, id, failure_class) VALUES (5, 'back5', 'unmarkable')"
+    )
+    done = await _command("check", "--deep", "--json", settings=site.settings)
+    assert (done.returncode, done.stderr) == (4, "")
+    found = [f for f in json.loads(done.stdout)["findings"] if f["check"] == "floors"]
+    assert {(f["details"]["rows"], f["details"]["lowest_seq"]) for f in found} == {(2, 6), (1, 7)}
+    assert (
+        "2 rows were never sent at or below its floor"
+        in (await _command("check", "--deep", settings=site.settings)).stdout
+    )
+    for finding in found:
+        await site.database.execute(finding["mend"].partition(";")[0])
+    assert (await _command("check", "--deep", settings=site.settings)).returncode == 0
+    await site.start(sent_rows=sent_rows).ready()
+    await site.until("NOT EXISTS (SELECT FROM outbox WHERE seq IN (6, 7, 8) AND sent_at IS NULL AND aside IS NULL)")
+
+
+async def test_check_deep_trusts_the_floors_that_a_relay_would(site: Site) -> None:
+    """After a TRUNCATE or a restore into another table a floor means nothing, and hides nothing."""
+    await site.insert_many(20, 10)
+    await site.database.execute(
+        "UPDATE outbox_shard SET floor = 9, last_seq = 9, fingerprint = '1/2/3/4/5'; SELECT setval('outbox_seq_seq', 20)"
+    )
+    done = await _command("check", "--deep", settings=site.settings)
+    assert any(line.startswith("ok") and " floors " in line for line in done.stdout.splitlines()), done.stdout
+
+
 async def test_check_names_every_url_of_the_broker(site: Site) -> None:
     dead = f"amqp://guest:guest@127.0.0.1:{free_port()}/"
     done = await _command("check", settings={**site.settings, "RELAY_AMQP_URL": f"{dead},{site.amqp_url}"})
