@@ -44,6 +44,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return _report_failure(result, options.json)
     if options.json is not None:
         _write(options.json, result)
+        _draw(options.json, result)
     return 0
 
 
@@ -61,6 +62,16 @@ def _write(path: Path, result: dict[str, object]) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps(result, indent=1, ensure_ascii=False) + "\n")
     _say(f"written to {path}")
+
+
+def _draw(path: Path, result: dict[str, object]) -> None:
+    try:
+        from bench import plots
+    except ImportError as missing:
+        _say(f"no pictures: {missing.name} is not installed (it comes with `make setup`)")
+        return
+    for picture in plots.draw(result, path.with_suffix("")):
+        _say(f"drawn {picture}")
 
 
 def _say(line: str) -> None:

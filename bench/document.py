@@ -104,11 +104,39 @@ KEYS: Final[tuple[Key, ...]] = (
     ),
     Key("idle_wakeup_p50_ms", _value("trickle", "wake-up", "p50_ms"), min, 3.0, False),
     Key("idle_wakeup_consumer_p50_ms", _value("trickle", "wake-up", "to_consumer", "p50_ms"), min),
+    *(
+        Key(name, _value("growth", variant, "growth"), target=limit, is_at_least=False)
+        for name, variant, limit in (
+            ("claim_growth_1e5", "sent", 1.1),
+            ("claim_growth_parked_1e5", "aside", 1.1),
+            ("claim_growth_old_snapshot_1e5", "old snapshot", 2.0),
+            ("claim_growth_open_writer", "open writer", 2.0),
+        )
+    ),
+    *(
+        Key(name, _value("writers", variant, "ratio"), target=limit)
+        for name, variant, limit in (
+            ("writers_ratio_single", "8 writers, single rows", 0.95),
+            ("writers_ratio_batch100", "8 writers, batches of 100", 0.95),
+            ("writers_ratio_busy", "busy, 8 writers, single rows", None),
+            ("writers_ratio_busy_batch100", "busy, 8 writers, batches of 100", None),
+            ("writers_ratio_1_single", "1 writers, single rows", None),
+            ("writers_ratio_1_batch100", "1 writers, batches of 100", None),
+        )
+    ),
+    Key("held_delay_p50_ms", _value("isolation", "held", "delay_p50_ms"), min),
+    Key("poison_delay_ms", _value("isolation", "poison", "delay_ms"), min),
+    Key("recovery_drained_s", _value("recovery", "broker restart", "drained_s")),
+    Key("sink_msgs_s", _value("sink", "relay"), digits=1),
+    Key("sink_relay_cpu_us", _value("sink", "relay", "cpu_us_per_msg", "publisher"), min, digits=2),
+    Key("encoder_msgs_s", _value("sink", "encoder"), digits=1),
+    Key("encoder_cpu_us", _value("sink", "encoder", "cpu_us_per_msg", "publisher"), min, digits=2),
     Key("peak_rss_mb", _most("peak_rss_mb", "delete", "mark"), target=80.0, is_at_least=False, digits=1),
     Key("idle_rss_mb", _value("start", "idle", "idle_rss_mb"), target=50.0, is_at_least=False, digits=1),
     Key("start_to_ready_s", _value("start", "idle", "start_to_ready_s"), target=1.5, is_at_least=False),
     Key("wal_bytes_per_row_delete", _value("drain", "delete", "wal_bytes_per_row"), digits=1),
     Key("wal_bytes_per_row_mark", _value("drain", "mark", "wal_bytes_per_row"), digits=1),
+    Key("wal_bytes_per_row_insert", _value("writers", "8 writers, batches of 100", "wal_bytes_per_row"), digits=1),
 )
 
 

@@ -29,6 +29,9 @@ from relay.servers import PostgresServer, RabbitServer
 
 EXCHANGE = "events"  # the default of RELAY_EXCHANGE
 QUEUE = "bench"
+NOWHERE = "nowhere"
+"""An exchange without a queue: what goes there is returned."""
+
 EMPTY = "load_empty"
 AMQP_TIMEOUT_S = 30.0
 QUIET_CPU_SHARE = 0.05
@@ -171,6 +174,7 @@ class Rig:
         async with await aio_pika.connect(self.amqp_url, timeout=AMQP_TIMEOUT_S) as connection:
             channel = await connection.channel()
             exchange = await channel.declare_exchange(EXCHANGE, aio_pika.ExchangeType.TOPIC, durable=True)
+            await channel.declare_exchange(NOWHERE, aio_pika.ExchangeType.TOPIC, durable=True)
             await channel.queue_delete(QUEUE)
             queue = await channel.declare_queue(QUEUE, durable=True, arguments={"x-queue-type": kind})
             await queue.bind(exchange, "#")

@@ -122,4 +122,11 @@ _SHOWN: Final[dict[str, Any]] = {
     "p99_ms": "p99 {:.2f} ms",
     "start_to_ready_s": "ready in {:.2f} s",
     "idle_rss_mb": "{:.0f} MB idle",
+    "growth": "a read takes {:.2f} times as long",
+    "ratio": "{:.2f} of the plain outbox",
+    "commits_per_s": "{:,.0f} commits/s",
+    "delay_p50_ms": "{:+.2f} ms in the middle",
+    "delay_ms": "{:+.2f} ms",
+    "drained_s": "drained {:.1f} s after the broker was back",
+    "us_per_row_best": "{:.2f} µs a row",
 }

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from bench.scenarios import drain, peers, start, trickle
+from bench.scenarios import drain, growth, isolation, micro, peers, recovery, sink, start, trickle, writers
 from bench.step import Form, Step
 
 SCENARIOS: dict[str, Callable[[Form], Sequence[Step]]] = {
@@ -12,5 +12,11 @@ SCENARIOS: dict[str, Callable[[Form], Sequence[Step]]] = {
     "peers": peers.steps,
     "start": start.steps,
     "trickle": trickle.steps,
+    "writers": writers.steps,
+    "growth": growth.steps,
+    "isolation": isolation.steps,
+    "recovery": recovery.steps,
+    "sink": sink.steps,
+    "micro": micro.steps,
 }
 """By name, in the order of a turn."""

@@ -16,7 +16,7 @@ from bench.rig import Rig
 from bench.step import Form, Run, Step
 
 WINDOWS: Final = (200, 1_000, 5_000)
-RELAY_STEP_S, C_STEP_S = 5.0, 1.5
+RELAY_STEP_S, C_STEP_S = 2.5, 0.8
 """What a step costs beside its messages: copying the database, starting and stopping the relay, waiting for quiet."""
 
 
@@ -57,13 +57,13 @@ def _once(form: Form) -> list[Step]:
 
 
 def _c(variant: str, ceiling: Ceiling, is_once: bool = False) -> Step:
-    slow = {1: 1_200, 50: 10_000}.get(ceiling.window, 8_000 if ceiling.queue == "classic" else 25_000)
+    slow = {1: 1_200, 50: 10_000}.get(ceiling.window, 12_000 if ceiling.queue == "classic" else 30_000)
     seconds = C_STEP_S + (ceiling.messages or ceiling.load.rows) / slow
     return Step("ceiling", variant, seconds, _one(variant, lambda rig: run_ceiling(rig, ceiling)), is_once)
 
 
 def _relay(variant: str, drain: Drain, is_once: bool = False) -> Step:
-    slow = {1: 1_000, 50: 8_000}.get(drain.load.keys, 8_000 if drain.queue == "classic" else 20_000)
+    slow = {1: 1_000, 50: 8_000}.get(drain.load.keys, 10_000 if drain.queue == "classic" else 25_000)
     seconds = RELAY_STEP_S + drain.load.rows / slow
     return Step("drain", variant, seconds, _one(variant, lambda rig: run_relay(rig, drain)), is_once)
 

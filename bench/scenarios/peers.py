@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import json
-import subprocess
-import sys
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Final
 
 from bench import naive, native
+from bench.children import run_module
 from bench.errors import BenchFailed
 from bench.load import Load
 from bench.procfs import us_per_message
 from bench.proof import check_queue, expect_no_complaints
-from bench.rig import QUEUE, Rig, relay_environment
+from bench.rig import QUEUE, Rig
 from bench.step import Form, Run, Step
 
 TIMEOUT_S: Final = 600.0
@@ -34,20 +31,15 @@ def _measure(rig: Rig, load: Load, variant: str, rows: int) -> Sequence[Run]:
         rig.sql(naive.INDEX, database)
         rig.wait_until_quiet()
         before = rig.cpu()
-        outcome = subprocess.run(
-            [sys.executable, "-m", "bench.naive", variant, str(rows)],
-            check=False,
-            env=relay_environment(RELAY_DATABASE_URL=rig.postgres.url(database), RELAY_AMQP_URL=rig.amqp_url),
-            capture_output=True,
-            text=True,
-            timeout=TIMEOUT_S,
-            stdin=subprocess.DEVNULL,
-            cwd=Path(__file__).parent.parent.parent,
+        line = run_module(
+            "bench.naive",
+            variant,
+            str(rows),
+            timeout_s=TIMEOUT_S,
+            RELAY_DATABASE_URL=rig.postgres.url(database),
+            RELAY_AMQP_URL=rig.amqp_url,
         )
-        if outcome.returncode != 0:
-            raise BenchFailed(f"bench.naive: exit {outcome.returncode}\n{outcome.stderr.strip()}")
         used = rig.cpu() - before
-        line: dict[str, float] = json.loads(outcome.stdout)
         pending = rig.count(database)[1]
         if pending != load.rows - rows:
             raise BenchFailed(f"{pending} rows are pending where {load.rows - rows} should be")

@@ -28,7 +28,7 @@ def steps(form: Form) -> Sequence[Step]:
     plan = [(rate, rows, form.seconds(seconds, seconds * LONG_FACTOR)) for rate, rows, seconds in RATES]
     wake_ups = form.rows(WAKE_UPS) if form.scale == 1.0 else 3
     return [
-        Step("trickle", "rates", 6.0 + sum(seconds + 0.5 for _, _, seconds in plan), lambda rig: trickle(rig, plan)),
+        Step("trickle", "rates", 4.0 + sum(seconds + 0.5 for _, _, seconds in plan), lambda rig: trickle(rig, plan)),
         Step("trickle", "wake-up", 5.0 + wake_ups * SILENCE_S, lambda rig: _wake_up(rig, wake_ups), is_once=True),
     ]
 

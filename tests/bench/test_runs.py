@@ -13,7 +13,9 @@ from bench.load import Load
 from bench.proof import check_queue
 from bench.relay_run import Drain, run_relay
 from bench.rig import Rig
+from bench.scenarios import growth, isolation, sink
 from bench.scenarios.trickle import trickle
+from bench.step import Form
 from relay.servers import PostgresServer, RabbitServer
 
 LOAD = Load(rows=400, keys=20)
@@ -66,3 +68,25 @@ def test_a_missing_compiler_says_what_to_install(monkeypatch: pytest.MonkeyPatch
     assert not native.is_available()
     with pytest.raises(Unavailable, match="install a C compiler and librabbitmq"):
         native.compiled("ceiling")
+
+
+def test_a_probe_compares_reads_without_and_with(rig: Rig) -> None:
+    (run,) = growth.open_writer(rig, open_s=2, seconds=1)
+    assert min(run["reads"]) > 5
+    assert run["growth"] == pytest.approx(run["read_ms"] / run["read_ms_without"], rel=0.01)
+    assert run["latency"]["p50_ms"] > 0
+
+
+def test_good_rows_are_timed_beside_rows_that_cannot_go(rig: Rig) -> None:
+    (run,) = isolation.poison(rig, rows=20)
+    assert run["max_ms"] > 0
+    assert run["alone"]["max_ms"] > 0
+    assert run["delay_ms"] == pytest.approx(run["p50_ms"] - run["alone"]["p50_ms"], abs=0.002)
+
+
+def test_the_relay_drains_into_the_sink(rig: Rig) -> None:
+    """The sink speaks enough AMQP for the relay to believe it, and keeps nothing."""
+    relay, encoder = (step.measure(rig)[0] for step in sink.steps(Form("short", 1, scale=0.005)))
+    assert relay["outcomes"]["acked"] == relay["messages"] == 300
+    assert encoder["messages"] == 300
+    assert encoder["msgs_per_s"] > 0
