@@ -69,12 +69,13 @@ def test_confirm_1000(benchmark: Benchmark, multiple: bool) -> None:
         wire = Wire(asyncio.StreamReader(loop=loop), loop)
         listener = Listener()
         wire.listen(listener, 1)  # type: ignore[arg-type]
-        for row in batch:
-            listener.window.add(row)
+        listener.window.add(batch)
         wire.data_received(acks)
 
-    benchmark(confirm)
-    loop.close()
+    try:
+        benchmark(confirm)
+    finally:
+        loop.close()
 
 
 @pytest.mark.parametrize("keys", [5_000, 50], ids=["5000_keys", "50_keys"])

@@ -85,6 +85,14 @@ def test_a_wrong_argument_is_named(arguments: list[str], complaint: str) -> None
     assert complaint in outcome.stderr
 
 
+def test_the_micro_benchmarks_still_fit_what_they_measure() -> None:
+    """They call the hot path's own functions; nothing else runs them in passing."""
+    command = [sys.executable, "-m", "pytest", "bench/micro", "-q", "-o", "addopts=", "--benchmark-disable"]
+    outcome = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60.0, check=False)
+    assert outcome.returncode == 0, outcome.stdout[-2000:]
+    assert "skipped" not in outcome.stdout
+
+
 @pytest.mark.long
 def test_the_whole_suite_in_small(tmp_path: Path) -> None:
     """Every scenario runs, every promised key is there, and the pictures are drawn."""
