@@ -1,48 +1,34 @@
 """The life of `relay run`: what it is built of, its signals and its end. Readable from top to bottom.
 
-Owns: the event loop, the HTTP server, the grace. The runner is given its outbox, broker, clock, randomness and log,
-and does the work; nothing here decides about a row.
-
-The first SIGTERM or SIGINT drains, within RELAY_SHUTDOWN_GRACE; a second one ends the process at once. Whatever hangs
-meanwhile (a half-open socket, a wedged loop), the process is gone soon after its grace: a thread sees to that.
+The runner is given its outbox, broker, clock, randomness and log, and does the work; signals, grace and HTTP server are
+`relay.lifecycle`'s; nothing here decides about a row.
 """
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import gc
-import os
 import random
 import secrets
-import signal
-import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Final, assert_never
 
-import uvloop
-
-from relay import __version__, logs
+from relay import __version__, lifecycle, logs
 from relay.config import Config
 from relay.core.ports import Broker
 from relay.core.settings import EngineSettings, Ordering, Unroutable
 from relay.engine import DatabaseTime
-from relay.errors import DrainIncomplete, RelayError
-from relay.http import Heartbeat, HttpServer, Readiness
+from relay.http import Heartbeat, Readiness
+from relay.lifecycle import Lifecycle, serving
 from relay.metrics import Metrics, boot_time
 from relay.outbox import PostgresOutbox
 from relay.route import Router
 from relay.runner import Runner
 from relay.settings import OnParked, SentRows, Sink
 
-BEAT_INTERVAL_S: Final = 1.0
-
 GC_OBJECTS_MIN: Final = 10_000
 GC_OBJECTS_PER_ROW: Final = 8
 """Containers that the collector tracks: a row, its key, address and chain, and its record while a page is decoded."""
-
-WEDGED_AFTER_GRACE_S: Final = 1.0
-"""So long after the grace a process that is still there is ended from outside its event loop."""
 
 
 class BootClock:
@@ -67,18 +53,8 @@ def run(config: Config, warnings: Sequence[str] = ()) -> int:
     log = logs.get_logger().bind(relay=config.name)
     for warning in warnings:
         log.warning("configuration_warning", text=warning)
-    try:
-        _calm_collector(config.max_read_ahead)
-        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as loop:
-            loop.run(_Daemon(config, log).live())
-    except RelayError as error:
-        log.error("exited", error=error, hint=error.hint, exit_code=error.exit_code)
-        return error.exit_code
-    except BaseException as error:
-        log.error("exited", error=error, exit_code=1)
-        raise
-    log.info("exited", exit_code=0)
-    return 0
+    _calm_collector(config.max_read_ahead)
+    return lifecycle.run(log, lambda: _live(config, log))
 
 
 def _calm_collector(read_ahead_max: int) -> None:
@@ -89,74 +65,13 @@ def _calm_collector(read_ahead_max: int) -> None:
     gc.set_threshold(GC_OBJECTS_MIN + GC_OBJECTS_PER_ROW * read_ahead_max)
 
 
-class _Daemon:
-    def __init__(self, config: Config, log: logs.Log) -> None:
-        self._config = config
-        self._log = log
-        self._metrics = Metrics()
-        self._readiness = Readiness()
-        self._heartbeat = Heartbeat()
-        self._runner = _runner(config, self._metrics, self._readiness, log)
-        self._is_stopping = False
-        self._grace = asyncio.Event()
-
-    async def live(self) -> None:
-        """From the first byte to the last. Raises what the runner raises, ListenFailed, DrainIncomplete."""
-        loop = asyncio.get_running_loop()
-        with _serving(self._config, self._metrics, self._readiness, self._heartbeat) as port:
-            self._log.info("started", version=__version__, table=self._config.table, http_port=port)
-            for number in (signal.SIGTERM, signal.SIGINT):
-                loop.add_signal_handler(number, self._on_signal, number)
-            beating = asyncio.create_task(self._beat())
-            try:
-                await self._work()
-            finally:
-                beating.cancel()
-
-    async def _work(self) -> None:
-        """The runner until it ends, or until the grace does."""
-        work = asyncio.create_task(self._runner.run())
-        grace = asyncio.create_task(self._run_out_of_grace())
-        try:
-            await asyncio.wait((work, grace), return_when=asyncio.FIRST_COMPLETED)
-            if work.done():
-                return work.result()
-            unsettled = self._runner.unsettled
-            if unsettled:
-                raise DrainIncomplete(
-                    f"the grace of {self._config.shutdown_grace_s:g} s ran out with {unsettled} rows unsettled",
-                    hint="they are published again; a longer RELAY_SHUTDOWN_GRACE drains more",
-                )
-        finally:
-            grace.cancel()
-            work.cancel()
-            # Bounded by the thread of `_on_signal`, should a session refuse to end.
-            with contextlib.suppress(asyncio.CancelledError, RelayError):
-                await work
-
-    async def _run_out_of_grace(self) -> None:
-        await self._grace.wait()
-        await asyncio.sleep(self._config.shutdown_grace_s)
-
-    def _on_signal(self, number: signal.Signals) -> None:
-        unsettled = self._runner.unsettled
-        if self._is_stopping:
-            self._log.warning("second_signal", signal=number.name, unsettled=unsettled)
-            os._exit(DrainIncomplete.exit_code if unsettled else 0)
-        self._is_stopping = True
-        self._log.info("stopping", signal=number.name, grace_s=self._config.shutdown_grace_s, unsettled=unsettled)
-        last_moment = threading.Timer(
-            self._config.shutdown_grace_s + WEDGED_AFTER_GRACE_S, os._exit, (DrainIncomplete.exit_code,)
-        )
-        last_moment.daemon = True
-        last_moment.start()
-        self._grace.set()
-        self._runner.stop()
-
-    async def _beat(self) -> None:
-        while True:
-            self._heartbeat.beat()
-            await asyncio.sleep(BEAT_INTERVAL_S)
+async def _live(config: Config, log: logs.Log) -> None:
+    """From the first byte to the last. Raises what the runner raises, ListenFailed, DrainIncomplete."""
+    metrics, readiness, heartbeat = Metrics(), Readiness(), Heartbeat()
+    runner = _runner(config, metrics, readiness, log)
+    with serving(config.listen, metrics, readiness, heartbeat, config.redactor.redact) as port:
+        log.info("started", version=__version__, table=config.table, http_port=port)
+        await Lifecycle(runner, log, heartbeat, config.shutdown_grace_s).live()
 
 
 # ---------------------------------------------------------------- wiring
@@ -234,17 +149,3 @@ def _engine_settings(config: Config) -> EngineSettings:
         confirm_timeout_s=config.confirm_timeout_s,
         poll_interval_s=config.poll_interval_s,
     )
-
-
-@contextlib.contextmanager
-def _serving(config: Config, metrics: Metrics, readiness: Readiness, heartbeat: Heartbeat) -> Iterator[int | None]:
-    """The HTTP server while the relay lives; its port, None where RELAY_LISTEN is empty. Raises ListenFailed."""
-    if config.listen is None:
-        yield None
-        return
-    server = HttpServer(config.listen, metrics, readiness, heartbeat, redact=config.redactor.redact)
-    server.start()
-    try:
-        yield server.port
-    finally:
-        server.close()

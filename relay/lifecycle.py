@@ -1,0 +1,143 @@
+"""A daemon's life, whatever its work: signals, grace, heartbeat, HTTP server, exit code.
+
+The first SIGTERM or SIGINT drains, within RELAY_SHUTDOWN_GRACE; a second one ends the process at once. Whatever hangs
+meanwhile (a half-open socket, a wedged loop), the process is gone soon after its grace: a thread sees to that.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import threading
+from collections.abc import Callable, Coroutine, Iterator
+from typing import Final, Protocol
+
+import uvloop
+from prometheus_client.registry import Collector
+
+from relay.errors import DrainIncomplete, RelayError
+from relay.http import Heartbeat, HttpServer, Readiness
+from relay.logs import Log
+from relay.metrics import Metrics
+from relay.values import ListenAddress
+
+BEAT_INTERVAL_S: Final = 1.0
+
+WEDGED_AFTER_GRACE_S: Final = 1.0
+"""So long after the grace a process that is still there is ended from outside its event loop."""
+
+
+class Work(Protocol):
+    """What a daemon does until it is told to stop."""
+
+    @property
+    def unsettled(self) -> int:
+        """How much would have to be done again if the process ended now."""
+        ...
+
+    async def run(self) -> None:
+        """Until `stop` and the drain after it. Raises RelayError."""
+        ...
+
+    def stop(self) -> None:
+        """Begin to drain."""
+        ...
+
+
+def run(log: Log, main: Callable[[], Coroutine[None, None, None]]) -> int:
+    """Run `main` to its end and return the exit code: 0, or a RelayError's. What is none is a fault of ours: logged,
+    and raised.
+    """
+    try:
+        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as loop:
+            loop.run(main())
+    except RelayError as error:
+        log.error("exited", error=error, hint=error.hint, exit_code=error.exit_code)
+        return error.exit_code
+    except BaseException as error:
+        log.error("exited", error=error, exit_code=1)
+        raise
+    log.info("exited", exit_code=0)
+    return 0
+
+
+class Lifecycle:
+    """One run of some work, in its event loop. `grace_s` is what a drain may take."""
+
+    def __init__(self, work: Work, log: Log, heartbeat: Heartbeat, grace_s: float) -> None:
+        self._work = work
+        self._log = log
+        self._heartbeat = heartbeat
+        self._grace_s = grace_s
+        self._is_stopping = False
+        self._grace = asyncio.Event()
+
+    async def live(self) -> None:
+        """Until the work ends, or the grace does. Raises what the work raises, DrainIncomplete."""
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, self._on_signal, number)
+        beating = asyncio.create_task(self._beat())
+        work = asyncio.create_task(self._work.run())
+        grace = asyncio.create_task(self._run_out_of_grace())
+        try:
+            await asyncio.wait((work, grace), return_when=asyncio.FIRST_COMPLETED)
+            if work.done():
+                return work.result()
+            unsettled = self._work.unsettled
+            if unsettled:
+                raise DrainIncomplete(
+                    f"the grace of {self._grace_s:g} s ran out with {unsettled} rows unsettled",
+                    hint="they are published again; a longer RELAY_SHUTDOWN_GRACE drains more",
+                )
+        finally:
+            beating.cancel()
+            grace.cancel()
+            work.cancel()
+            # Bounded by the thread of `_on_signal`, should a session refuse to end.
+            with contextlib.suppress(asyncio.CancelledError, RelayError):
+                await work
+
+    async def _run_out_of_grace(self) -> None:
+        await self._grace.wait()
+        await asyncio.sleep(self._grace_s)
+
+    def _on_signal(self, number: signal.Signals) -> None:
+        unsettled = self._work.unsettled
+        if self._is_stopping:
+            self._log.warning("second_signal", signal=number.name, unsettled=unsettled)
+            os._exit(DrainIncomplete.exit_code if unsettled else 0)
+        self._is_stopping = True
+        self._log.info("stopping", signal=number.name, grace_s=self._grace_s, unsettled=unsettled)
+        last_moment = threading.Timer(self._grace_s + WEDGED_AFTER_GRACE_S, os._exit, (DrainIncomplete.exit_code,))
+        last_moment.daemon = True
+        last_moment.start()
+        self._grace.set()
+        self._work.stop()
+
+    async def _beat(self) -> None:
+        while True:
+            self._heartbeat.beat()
+            await asyncio.sleep(BEAT_INTERVAL_S)
+
+
+@contextlib.contextmanager
+def serving(
+    listen: ListenAddress | None,
+    numbers: Metrics | Collector,
+    readiness: Readiness,
+    heartbeat: Heartbeat,
+    redact: Callable[[str], str],
+) -> Iterator[int | None]:
+    """The HTTP server during the block; its port, None where there is no address. Raises ListenFailed."""
+    if listen is None:
+        yield None
+        return
+    server = HttpServer(listen, numbers, readiness, heartbeat, redact=redact)
+    server.start()
+    try:
+        yield server.port
+    finally:
+        server.close()
