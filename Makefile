@@ -3,13 +3,13 @@
 #   make demo                     the whole path on throwaway servers, a relay killed midway
 #   make test                     the short tests          make test-long   those that take minutes
 #   make lint types               ruff, mypy --strict
-#   make sim SEEDS=200 FROM=0     random histories in simulation
+#   make sim SEEDS=500 FROM=0     random histories in simulation
 #   make bench                    the benchmark suite: ten minutes of a quiet machine (bench-long: hours)
 #
 # make test PYTEST="tests/core -x" passes arguments on.
 
 PYTHON := .venv/bin/python
-SEEDS ?= 200
+SEEDS ?= 500
 FROM ?= 0
 PYTEST ?=
 

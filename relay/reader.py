@@ -25,6 +25,9 @@ ARM_AFTER_S = 0.1
 ARM_WAIT_S = 0.05
 """How long one try for the doorbell's lock may wait behind a writer that did not ring."""
 
+ARM_RETRY_S = 0.5
+"""After a try in vain: sooner than a long poll interval, for nothing rings meanwhile."""
+
 DUE_ROWS = 200
 HOLDING_KEYS = 501
 """One more than is remembered a shard: the shard then counts as full of them."""
@@ -135,9 +138,11 @@ class Reader:
         wait_s = self._poll_s
         if now - self._last_row_at >= ARM_AFTER_S:
             wait_s = poll_interval_s
-            if not self._is_listening and now >= self._next_arm_at and await self._arm():
-                # Whoever inserted before the lock was granted did not ring: read once more.
-                return 0.0
+            if not self._is_listening and self._can_arm:
+                if now >= self._next_arm_at and await self._arm():
+                    # Whoever inserted before the lock was granted did not ring: read once more.
+                    return 0.0
+                wait_s = min(wait_s, max(0.0, self._next_arm_at - engine.clock.now()))
         else:
             self._poll_s = min(self._poll_s * 1.5, POLL_MAX_S)
         if engine.next_due_at is not None:
@@ -146,12 +151,14 @@ class Reader:
 
     # ------------------------------------------------------------ the doorbell
 
+    @property
+    def _can_arm(self) -> bool:
+        info = self._engine.info
+        return info is not None and info.is_direct and info.has_doorbell
+
     async def _arm(self) -> bool:
         engine = self._engine
-        info = engine.info
-        if info is None or not info.is_direct or not info.has_doorbell:
-            return False
-        self._next_arm_at = engine.clock.now() + engine.settings.poll_interval_s
+        self._next_arm_at = engine.clock.now() + ARM_RETRY_S
         armed = await engine.outbox.arm(min(ARM_WAIT_S, engine.settings.poll_interval_s))
         self._is_armed = armed is Armed.GRANTED
         self._is_listening = armed is not Armed.TIMED_OUT
@@ -257,7 +264,7 @@ class Reader:
         try:
             due = await engine.outbox.due(dict(engine.reading.cursors), DUE_ROWS)
         except DatabaseRefused:
-            engine.note_due(engine.settings.poll_interval_s)
+            engine.note_due(0.0)
             raise
         brought = engine.admit(engine.reading.fresh(due.released), known_until)
         engine.test(engine.chains.admit_blocked(engine.reading.fresh(due.blocked)))

@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 
 from relay.core.ports import SHARDS, Fault
-from relay.message import Aside, Ctid, Key
+from relay.message import Aside, Ctid, Key, Row
 
 from .loop import OUTSIDE, VirtualLoop
 from .oracle import Entry, History, Oracle
@@ -91,6 +91,7 @@ class DatabaseOptions:
     """The share of answers that were on their way when a session was lost and are still taken."""
     page_refusals: float = 0.0
     settle_refusals: float = 0.0
+    other_refusals: float = 0.0
 
 
 @dataclass(slots=True)
@@ -162,7 +163,10 @@ class Database:
         self.was_set_back = False
         self.crashes = 0
         self.rows: dict[tuple[int, str], DbRow] = {}
-        self.by_shard: dict[int, dict[tuple[int, str], DbRow]] = {shard: {} for shard in range(SHARDS)}
+        self.pending: dict[int, dict[tuple[int, str], DbRow]] = {shard: {} for shard in range(SHARDS)}
+        """By shard, neither sent nor aside."""
+        self.aside: dict[int, dict[tuple[int, str], DbRow]] = {shard: {} for shard in range(SHARDS)}
+        """By shard, aside and not sent."""
         self.shards: dict[int, DbShard] = {shard: DbShard() for shard in range(SHARDS)}
         self.relays: dict[str, DbRelay] = {}
         self.meta: dict[str, int] = {"last_value": 1, "is_called": 0, "next_xid": 700, "paused": 0}
@@ -176,7 +180,7 @@ class Database:
         self.key_share: Counter[int] = Counter()
         self.exclusive: set[int] = set()
         self.bell_owner: Session | None = None
-        self.bell_waiter: Session | None = None
+        self.bell_waiters: set[Session] = set()
         self.listeners: dict[Session, Callable[[], None]] = {}
         self._journal: list[Callable[[], None]] = []
         self._boundaries: list[Boundary] = [Boundary(0, 0.0, None)]
@@ -184,10 +188,13 @@ class Database:
         self._pids = 100
         self._ids = 0
         self._ctids = 0
+        self.clock_error_s = 0.0
+        self._deaf: set[str] = set()
+        """Relays one of whose sessions is gone, whether they know it or not."""
 
     def now(self) -> float:
         """Epoch seconds by the database's clock."""
-        return EPOCH_S + self.loop.time()
+        return EPOCH_S + self.loop.time() + self.clock_error_s
 
     def draw(self, span: tuple[float, float]) -> float:
         return span[0] if span[0] == span[1] else self.random.uniform(*span)
@@ -217,10 +224,13 @@ class Database:
     def _place(self, identity: tuple[int, str], row: DbRow | None, before: DbRow | None) -> None:
         if before is not None:
             del self.rows[identity]
-            del self.by_shard[before.shard][identity]
+            self.pending[before.shard].pop(identity, None)
+            self.aside[before.shard].pop(identity, None)
         if row is not None:
             self.rows[identity] = row
-            self.by_shard[row.shard][identity] = row
+            if row.sent_at is None:
+                where = self.pending if row.aside is None else self.aside
+                where[row.shard][identity] = row
 
     def put_fault(self, identity: tuple[int, str]) -> None:
         if identity not in self.faults:
@@ -230,6 +240,14 @@ class Database:
                 # Refused before it could be published: nothing waits for it, an operator sees it.
                 self.oracle.discarded(entry.id)
             self._journal.append(lambda: self.faults.discard(identity))
+
+    def end_fault(self, identity: tuple[int, str]) -> None:
+        self.faults.remove(identity)
+        self._journal.append(lambda: self.faults.add(identity))
+
+    def unsent(self) -> list[DbRow]:
+        """In the order of the table."""
+        return [row for row in self.rows.values() if row.sent_at is None]
 
     def is_sound(self, row: DbRow) -> bool:
         return row.identity not in self.faults
@@ -282,6 +300,7 @@ class Database:
 
     def setval(self, last_seq: int) -> None:
         """An operator's (or a restore's) setval: nothing notices (R5)."""
+        self.history.note("operator", "sets", f"the sequence from {self.last_seq()} to {last_seq}")
         self.was_set_back = True
         self.put_meta("last_value", last_seq)
         self.put_meta("is_called", 1)
@@ -342,7 +361,7 @@ class Database:
             )
         )
         transaction.drawn[id_] = transaction.seqs[seq]
-        if self.bell_owner is not None or self.bell_waiter is not None:
+        if self.bell_owner is not None or self.bell_waiters:
             transaction.rings = True
         else:
             transaction.holds_bell = True
@@ -386,6 +405,7 @@ class Database:
                         transaction.drawn[row.id],
                         tick,
                         row.available_at is not None and row.available_at > row.created_at,
+                        row.available_at is not None,
                     )
                 )
             self.commit(
@@ -431,11 +451,7 @@ class Database:
         """The key's holding rows by seq."""
         if key is None:
             return []
-        found = [
-            row
-            for row in self.by_shard[shard].values()
-            if row.key == key and row.aside and row.holds and self.is_sound(row)
-        ]
+        found = [row for row in self.aside[shard].values() if row.key == key and row.holds and self.is_sound(row)]
         return sorted(found, key=lambda row: row.seq)
 
     def has_blocker(self, row: DbRow) -> bool:
@@ -464,17 +480,53 @@ class Database:
                 promoted.shards.add(shard)
         return promoted
 
-    def unseat(self, shard: int) -> None:
-        """An operator leaves a promotion to the shard's next owner."""
+    def unseat(self, shard: int, floor: int | None = None) -> None:
+        """Raise the epoch and clear the owner: an operator leaves the rest to the next one, or has lowered the floor."""
         before = self.shards[shard]
-        self.put_shard(shard, DbShard(before.epoch + 1, floor=before.floor))
+        lowest = before.floor if floor is None else min(floor, before.floor)
+        self.put_shard(shard, DbShard(before.epoch + 1, floor=lowest))
         if before.owner is not None:
             self.oracle.taken(shard, before.owner)
+
+    # -------------------------------------------------------- shard locks (FOR UPDATE)
+
+    def is_shard_free(self, shard: int) -> bool:
+        return not self.key_share[shard] and shard not in self.exclusive
+
+    def lock_shards(self, shards: set[int]) -> Callable[[], None]:
+        """Somebody outside the relays locks them; returns what unlocks them. A crash does that, too."""
+        crashes = self.crashes
+        self.exclusive |= shards
+
+        def unlock() -> None:
+            if self.crashes == crashes:
+                self.exclusive -= shards
+                for shard in shards:
+                    self.oracle.locked_until[shard] = self.loop.time()
+
+        return unlock
+
+    # -------------------------------------------------------- what the oracle looks at
+
+    def owner_of(self, shard: int) -> str | None:
+        return self.shards[shard].owner
+
+    def lower_holding(self, row: Row) -> str | None:
+        """The id of a holding row of this row's key, below it."""
+        for held in self.holding_rows(row.key, row.shard):
+            if held.seq < row.seq:
+                return held.id
+        return None
+
+    def is_deaf(self, relay: str) -> bool:
+        """Whether it cannot know of everything that its sessions did."""
+        return relay in self._deaf
 
     # -------------------------------------------------------- sessions, crashes
 
     def connect(self, instance: str, on_gone: Callable[[str], None]) -> Session:
         self._pids += 1
+        self._deaf.discard(instance)
         session = Session(self._pids, instance, on_gone)
         self.sessions.add(session)
         return session
@@ -485,8 +537,7 @@ class Database:
         self.listeners.pop(session, None)
         if self.bell_owner is session:
             self.bell_owner = None
-        if self.bell_waiter is session:
-            self.bell_waiter = None
+        self.bell_waiters.discard(session)
 
     def is_pid_alive(self, pid: int | None) -> bool:
         return any(session.pid == pid for session in self.sessions)
@@ -494,6 +545,8 @@ class Database:
     def terminate(self, session: Session, why: str) -> None:
         """The server ends a session (pg_terminate_backend, a timeout): its client hears of it."""
         if session.is_alive:
+            self._deaf.add(session.instance)
+            self.oracle.ails(session.instance)
             self.end_session(session)
             session.on_gone(why)
 
@@ -511,6 +564,8 @@ class Database:
                 self.release_locks(transaction)
                 if transaction.xid is not None:
                     self.running.discard(transaction.xid)
+        # A relay that connects again finds leases that the crash took back in time.
+        self.oracle.all_ail_until(self.loop.time() + down_s)
         self.row_locks.clear()
         self.key_share.clear()
         self.exclusive.clear()

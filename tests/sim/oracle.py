@@ -10,6 +10,10 @@ Most rules are judged at the instant at which they are broken, so that a history
 - I4 a message is published again only with an excuse: no confirm of the earlier copy (nack, return, lost
   link), its relay killed, its shard taken over, or its settlement lost with the database (`published`).
 - I5 a row's attempts never exceed the returns and rejections that it had itself (`setback`).
+- L2 a lease runs out only if something ailed its relay (`run_out`); L3, L4 nothing is written after the loss of the
+  sessions was heard, nor after the lease (`published`).
+- P1 nothing is published over a row of its key that holds it in the table (`published`).
+- S1 only a shard's owner settles (`settles`). O1 a redriven row is tried before it is set back again (`setback`).
 
 Time is a counter of events (`tick`), which orders what happened at one virtual instant.
 """
@@ -19,6 +23,7 @@ from __future__ import annotations
 import collections
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from typing import Protocol
 
 from relay.message import Aside, Key, Row, State
 
@@ -61,10 +66,20 @@ class Entry:
     drawn: int
     committed: int
     is_scheduled: bool
+    has_date: bool = False
+    """Whether it has an `available_at`, past or not: where the clock jumps, it may count as scheduled."""
     is_alive: bool = True
     """False once its commit was lost with the database."""
     was_parked: bool = False
     is_discarded: bool = False
+    tried: int = -1
+    """The tick of its last publish or rejection."""
+    redriven: int = -1
+    """The tick at which an operator redrove it last."""
+    is_back_beneath: bool = False
+    """An operator brought it back while it held nobody: rows above it may be on their way."""
+    released: int = -1
+    """The tick at which an operator ended its fault: it goes again, whatever became of it."""
     is_sent: bool = False
     failures: int = 0
     copies: int = 0
@@ -102,6 +117,14 @@ class Rules:
     parked_holds: bool = True
 
 
+class Table(Protocol):
+    """What the oracle looks up in the database at the instant of a decision."""
+
+    def owner_of(self, shard: int) -> str | None: ...
+    def lower_holding(self, row: Row) -> str | None: ...
+    def is_deaf(self, relay: str) -> bool: ...
+
+
 @dataclass(slots=True)
 class Delivery:
     time: float
@@ -115,8 +138,7 @@ class Delivery:
 class Oracle:
     history: History
     rules: Rules = field(default_factory=Rules)
-    owner_of: Callable[[int], str | None] | None = None
-    """Who has a shard now, as the database has it."""
+    table: Table | None = None
     tick: int = 0
     entries: dict[str, Entry] = field(default_factory=dict)
     by_key: dict[Key, list[Entry]] = field(default_factory=dict)
@@ -131,6 +153,17 @@ class Oracle:
     """The last tick at which the database lost commits."""
     granted: dict[tuple[str, int], float] = field(default_factory=dict)
     """(relay, shard): until when (boot time) the relay may write for it at most, whatever the database's clock says."""
+    granted_at: dict[tuple[str, int], int] = field(default_factory=dict)
+    """(relay, shard): the tick of the last grant."""
+    heard_loss: dict[str, int] = field(default_factory=dict)
+    """The tick at which a relay heard last that its sessions are gone."""
+    ailing_until: dict[str, float] = field(default_factory=dict)
+    """Until when something kept a relay from renewing its leases; `inf` while it does."""
+    locked_until: dict[int, float] = field(default_factory=dict)
+    """Until when somebody kept a shard's row locked."""
+    everybody_ailed_until: float = 0.0
+    has_clock_jumped: bool = False
+    frozen: set[str] = field(default_factory=set)
 
     def step(self) -> int:
         self.tick += 1
@@ -161,6 +194,45 @@ class Oracle:
 
     def relay_ended(self, relay: str) -> None:
         self.ended[relay] = self.step()
+        self.ails(relay)
+
+    # -------------------------------------------------------- leases
+
+    def ails(self, relay: str, until: float = float("inf")) -> None:
+        self.ailing_until[relay] = until
+
+    def freezes(self, relay: str, now: float, *, on: bool) -> None:
+        if on:
+            self.frozen.add(relay)
+        else:
+            self.frozen.discard(relay)
+            self.ails(relay, max(now, self.ailing_until.get(relay, now)))
+
+    def all_ail_until(self, until: float) -> None:
+        self.everybody_ailed_until = max(until, self.everybody_ailed_until)
+
+    def grant(self, relay: str, shard: int, until: float) -> None:
+        self.granted[relay, shard] = until
+        self.granted_at[relay, shard] = self.step()
+
+    def hears_of_loss(self, relay: str) -> None:
+        self.heard_loss[relay] = self.step()
+
+    def run_out(self, shard: int, owner: str, now: float, lease_s: float) -> None:
+        """A claim takes a shard whose lease ran out."""
+        if owner in self.frozen:
+            return
+        ailed = max(
+            self.ailing_until.get(owner, float("inf")), self.everybody_ailed_until, self.locked_until.get(shard, 0.0)
+        )
+        if now - ailed > 2 * lease_s:
+            self.blame(
+                f"L2: the lease of {owner} for shard {shard} ran out, and nothing ailed it for {now - ailed:.1f} s"
+            )
+
+    def settles(self, relay: str, shard: int) -> None:
+        if self.table is not None and self.table.owner_of(shard) != relay:
+            self.blame(f"S1: {relay} settles shard {shard}, which is not its own")
 
     # -------------------------------------------------------- decisions
 
@@ -186,17 +258,35 @@ class Oracle:
             self.blame(
                 f"I5: {relay} charges {id_} (seq {entry.seq}) {attempts} attempts; it failed {entry.failures} times"
             )
+        if entry.redriven > entry.tried:
+            self.blame(f"O1: {relay} sets {id_} (seq {entry.seq}) back, which was redriven and not tried since")
         if aside is Aside.PARKED:
             entry.was_parked = True
 
     def discarded(self, id_: str) -> None:
         self.entries[id_].is_discarded = True
 
+    def was_redriven(self, id_: str, *, held: bool) -> None:
+        """`held`: whether it held its key while it was parked."""
+        entry = self.entries[id_]
+        entry.redriven = self.step()
+        entry.is_back_beneath |= not held
+
+    def was_released(self, id_: str) -> None:
+        """An operator ended the row's fault: it will be published, perhaps once more."""
+        entry = self.entries[id_]
+        entry.released = self.step()
+        entry.is_back_beneath = True
+        entry.is_discarded = False
+
     # -------------------------------------------------------- broker
 
     def published(self, relay: str, row: Row, now: float) -> Publication:
         tick = self.step()
-        is_owned = self.owner_of is None or self.owner_of(row.shard) == relay
+        table = self.table
+        is_owned = table is None or table.owner_of(row.shard) == relay
+        if row.id in self.entries:
+            self.entries[row.id].tried = tick
         for earlier in self.publications.get(row.id, ()):
             if is_owned and not self._is_excused(earlier):
                 self.blame(
@@ -206,11 +296,24 @@ class Oracle:
         until = self.granted.get((relay, row.shard), 0.0)
         if now > until:
             self.blame(f"L4: {relay} writes {row.id} for shard {row.shard} {now - until:.3f} s after its lease")
+        if self.heard_loss.get(relay, -1) > self.granted_at.get((relay, row.shard), tick):
+            self.blame(f"L3: {relay} writes {row.id} for shard {row.shard}, its sessions gone and no renewal since")
+        if table is not None and is_owned and self.rules.is_strict and not table.is_deaf(relay):
+            lower = table.lower_holding(row)
+            if lower is not None and self._is_held_by(row, lower):
+                self.blame(f"P1: {relay} publishes {row.id} (seq {row.seq}) over {lower}, which holds its key")
         publication = Publication(row.id, relay, row.shard, tick, now, is_owned)
         self.publications.setdefault(row.id, []).append(publication)
         return publication
 
+    def _is_held_by(self, row: Row, lower: str) -> bool:
+        """Not by one that an operator brought back beneath it, nor after the sequence was set back."""
+        return self.rules.is_ordered and row.id in self.entries and not self.entries[lower].is_back_beneath
+
     def _is_excused(self, earlier: Publication) -> bool:
+        entry = self.entries.get(earlier.id)
+        if entry is not None and entry.released > earlier.tick:
+            return True
         if earlier.outcome in (Outcome.NACKED, Outcome.RETURNED, Outcome.LOST) or not earlier.is_owned:
             return True
         return (
@@ -229,7 +332,9 @@ class Oracle:
 
     def failed(self, id_: str) -> None:
         """The row itself was returned or rejected."""
-        self.entries[id_].failures += 1
+        entry = self.entries[id_]
+        entry.failures += 1
+        entry.tried = self.step()
 
     def delivered(self, relay: str, row: Row, now: float) -> None:
         self.step()
@@ -253,7 +358,10 @@ class Oracle:
             and lower.committed < upper.drawn
             and lower.is_alive
             and not lower.is_discarded
-            and not lower.is_scheduled
+            and not (lower.is_scheduled or (lower.has_date and self.has_clock_jumped))
+            # It never holds its key, and nobody ever gets it.
+            and lower.event_type != "expired"
+            and lower.released < 0
             and not (lower.was_parked and not self.rules.parked_holds)
         )
 

@@ -57,6 +57,8 @@ class FakeOutbox(Settling):
                 continue
             if shard.owner is not None:
                 database.oracle.taken(number, shard.owner)
+                if database.is_pid_alive(shard.owner_pid):
+                    self._judge_run_out(number, shard.owner)
             is_void = shard.floor > database.last_seq()
             until = database.now() + database.options.lease_s
             database.put_shard(
@@ -70,9 +72,18 @@ class FakeOutbox(Settling):
         if claims:
             self._note(
                 "claims",
-                [f"{each.shard}@{each.epoch}>{each.floor}" for each in claims if database.by_shard[each.shard]],
+                [f"{each.shard}@{each.epoch}>{each.floor}" for each in claims if self._has_rows(each.shard)],
             )
         return claims
+
+    def _judge_run_out(self, shard: int, owner: str) -> None:
+        """Where every statement answers in time."""
+        options = self.database.options
+        if options.slow_share == 0 and options.other_refusals == 0:
+            self.database.oracle.run_out(shard, owner, self.database.loop.time(), options.lease_s)
+
+    def _has_rows(self, shard: int) -> bool:
+        return bool(self.database.pending[shard] or self.database.aside[shard])
 
     def _keeper_pid(self) -> int:
         """The backend that renews (L3)."""
@@ -81,12 +92,12 @@ class FakeOutbox(Settling):
 
     def _grant(self, shard: int) -> None:
         database = self.database
-        database.oracle.granted[self.instance, shard] = database.loop.time() + database.options.lease_s
+        database.oracle.grant(self.instance, shard, database.loop.time() + database.options.lease_s)
 
     def _apply_policy(self, shard: int) -> None:
         """A parked row stores whether it holds; an owner of another policy rewrites that. H3 follows the take-up."""
         database = self.database
-        for row in list(database.by_shard[shard].values()):
+        for row in list(database.aside[shard].values()):
             if row.aside is Aside.PARKED and row.failure_class not in ("expired", "unmarkable"):
                 holds = self.parked_holds and row.key is not None
                 if row.holds != holds:
@@ -125,7 +136,7 @@ class FakeOutbox(Settling):
         due = [
             row.due_at
             for number in mine_now
-            for row in database.by_shard[number].values()
+            for row in database.aside[number].values()
             if row.aside in (Aside.DEFERRED, Aside.SCHEDULED) and row.due_at is not None and database.is_sound(row)
         ]
         return Renewal(
@@ -143,8 +154,8 @@ class FakeOutbox(Settling):
         database = self.database
         if database.was_set_back:
             return
-        for row in database.by_shard[shard].values():
-            if row.seq <= floor and row.aside is None and row.sent_at is None and database.is_sound(row):
+        for row in database.pending[shard].values():
+            if row.seq <= floor and database.is_sound(row):
                 database.oracle.blame(f"R5: {self.instance} stores floor {floor} of shard {shard} over {row.id}")
         for transaction in database.transactions.values():
             if not transaction.is_open:
@@ -172,7 +183,7 @@ class FakeOutbox(Settling):
                 database.put_shard(number, replace(shard, owner=None, owner_pid=None, leased_until=0.0, floor=floor))
                 given.append(number)
         self._commit()
-        self._note("releases", [each for each in given if database.by_shard[each]])
+        self._note("releases", [each for each in given if self._has_rows(each)])
 
     async def leave(self) -> None:
         return await self._call("leave", "keeper", at_once(self._leave))
@@ -242,12 +253,8 @@ class FakeOutbox(Settling):
             found = sorted(
                 (
                     row
-                    for row in database.by_shard[shard].values()
-                    if row.seq > above
-                    and row.aside is None
-                    and row.sent_at is None
-                    and database.is_sound(row)
-                    and (request.beyond or row.seq <= request.last_seq)
+                    for row in database.pending[shard].values()
+                    if row.seq > above and database.is_sound(row) and (request.beyond or row.seq <= request.last_seq)
                 ),
                 key=lambda row: row.seq,
             )
@@ -290,7 +297,7 @@ class FakeOutbox(Settling):
         waiting = [
             row
             for shard in cursors
-            for row in database.by_shard[shard].values()
+            for row in database.aside[shard].values()
             if row.aside in (Aside.DEFERRED, Aside.SCHEDULED) and row.due_at is not None and database.is_sound(row)
         ]
         due = [row for row in waiting if (row.due_at or 0.0) <= now and row.seq <= cursors[row.shard]]
@@ -312,8 +319,8 @@ class FakeOutbox(Settling):
         found: dict[int, list[Row]] = {}
         for shard in shards:
             highest: dict[Key, DbRow] = {}
-            for row in sorted(self.database.by_shard[shard].values(), key=lambda each: each.seq):
-                if row.aside and row.holds and row.key is not None and self.database.is_sound(row):
+            for row in sorted(self.database.aside[shard].values(), key=lambda each: each.seq):
+                if row.holds and row.key is not None and self.database.is_sound(row):
                     highest[row.key] = row
             if highest:
                 found[shard] = [self._row(row, -1) for row in list(highest.values())[:limit]]
@@ -324,9 +331,7 @@ class FakeOutbox(Settling):
 
     def _stuck_keys(self, shards: Sequence[int]) -> Sequence[tuple[int, Key]]:
         database = self.database
-        keys = {
-            (shard, row.key) for shard in shards for row in database.by_shard[shard].values() if row.key is not None
-        }
+        keys = {(shard, row.key) for shard in shards for row in database.aside[shard].values() if row.key is not None}
         stuck = [(shard, key) for shard, key in keys if database.is_stuck(shard, key)]
         if stuck:
             self._note("stuck", sorted(stuck))
@@ -337,21 +342,20 @@ class FakeOutbox(Settling):
 
     def _arm(self, wait_s: float, session: Session | None) -> Statement[Armed]:
         database = self.database
-        if (database.bell_owner or database.bell_waiter or session) is not session:
+        if (database.bell_owner or session) is not session:
             return Armed.ELSEWHERE
-        if database.bell_owner is session:
+        if session is None or database.bell_owner is session:
             return Armed.GRANTED
-        database.bell_waiter = session
+        database.bell_waiters.add(session)
         try:
             for _ in range(11):
-                if not database.is_bell_held_by_writers():
+                if database.bell_owner is None and not database.is_bell_held_by_writers():
                     database.bell_owner = session
                     return Armed.GRANTED
                 yield Wait(wait_s / 10)
             return Armed.TIMED_OUT
         finally:
-            if database.bell_waiter is session:
-                database.bell_waiter = None
+            database.bell_waiters.discard(session)
 
     async def disarm(self) -> None:
         return await self._call("disarm", "reader", at_once(self._disarm))
@@ -385,24 +389,27 @@ class FakeOutbox(Settling):
         lowest: dict[int, int] = {}
         for number, above in positions:
             shard = database.shards[number]
-            seqs = sorted(
-                row.seq
-                for row in database.by_shard[number].values()
-                if shard.owner == self.instance and above < row.seq <= shard.floor and row.aside is None
-            )[:limit]
-            looked_at += len(seqs)
-            reached.append(seqs[-1] if len(seqs) >= limit else None)
-            for row in database.by_shard[number].values():
-                if row.seq in seqs and row.aside is None and row.sent_at is None and database.is_sound(row):
-                    lowest[number] = min(row.seq, lowest.get(number, row.seq))
+            rows = sorted(
+                (
+                    row
+                    for row in database.rows.values()
+                    if row.shard == number and above < row.seq <= shard.floor and row.aside is None
+                ),
+                key=lambda row: row.seq,
+            )
+            rows = rows[:limit] if shard.owner == self.instance else []
+            looked_at += len(rows)
+            reached.append(rows[-1].seq if len(rows) >= limit else None)
+            unsent = [row.seq for row in rows if row.sent_at is None and database.is_sound(row)]
+            if unsent and database.is_shard_free(number):
+                lowest[number] = min(unsent)
         for number, seq in lowest.items():
             if not database.was_set_back:
                 database.oracle.blame(
                     f"R5: {self.instance} finds the unsent seq {seq} below the floor of shard {number}"
                 )
             self._note("lowers", f"floor of shard {number} to {seq - 1}")
-            database.put_shard(number, DbShard(database.shards[number].epoch + 1, floor=seq - 1))
-            database.oracle.taken(number, self.instance)
+            database.unseat(number, seq - 1)
         self._commit()
         return Searched(reached, looked_at, {number: seq - 1 for number, seq in lowest.items()})
 
@@ -458,7 +465,7 @@ class FakeOutbox(Settling):
 
     def _backlog(self) -> Backlog:
         database = self.database
-        rows = [row for row in database.rows.values() if row.sent_at is None]
+        rows = database.unsent()
         pending = [row for row in rows if row.aside not in (Aside.PARKED, Aside.SCHEDULED)]
         asides = [row.aside for row in rows]
         held = [row for row in rows if row.aside is Aside.HELD]

@@ -6,6 +6,7 @@ Cases do not time anything but the lease's end; they work on whatever shards the
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
@@ -492,6 +493,19 @@ async def case_one_holds_the_bell(table: Table) -> None:
     await writer.commit()
     assert await second.arm(0.05) is Armed.GRANTED
     await second.disarm()
+
+
+async def case_who_waits_for_the_bell_has_it_not(table: Table) -> None:
+    """A waiting relay may give up, and then nothing rings: another one must not rely on it."""
+    waiter, other = await table.relay("a"), await table.relay("b")
+    writer = await table.begin()
+    await writer.insert("k")
+    waiting = asyncio.ensure_future(waiter.arm(0.3))
+    await asyncio.sleep(0.05)
+    assert await other.arm(0.05) is Armed.TIMED_OUT
+    assert await waiting is Armed.TIMED_OUT
+    await writer.commit()
+    assert await other.arm(1.0) is Armed.GRANTED
 
 
 CASES: list[Case] = [case for name, case in list(globals().items()) if name.startswith("case_")]

@@ -24,6 +24,8 @@ class Settling(Wire):
             if (database.shards[number].owner, database.shards[number].epoch) != (self.instance, epoch)
         }
         locked = [number for number in fences if number not in lost]
+        for number in locked:
+            database.oracle.settles(self.instance, number)
         crashes = database.crashes
         database.key_share.update(locked)
         try:

@@ -167,6 +167,7 @@ class Wire:
         await asyncio.sleep(database.latency())
         if not self._sessions:
             raise DatabaseUnavailable("lost while connecting")
+        database.oracle.ails(self.instance, database.loop.time())
         return OutboxInfo(PayloadType.JSON, is_direct=True, has_doorbell=self.has_doorbell)
 
     async def close(self) -> None:
@@ -200,6 +201,7 @@ class Wire:
         """The network between this relay and the server is gone; the relay notices after `detect_s`."""
         if self._sessions and not self.is_cut:
             self.is_cut = True
+            self.database.oracle.ails(self.instance)
             self.database.history.note(self.instance, "db cut", f"noticed in {detect_s:.3f} s")
             self.database.loop.call_later(detect_s, self.lose, "connection reset", context=OUTSIDE)
 
@@ -218,11 +220,16 @@ class Wire:
             return
         self.database.history.note(self.instance, "db lost", why)
         first = self.database.random.random() < 0.5
+        self.database.oracle.ails(self.instance)
         if first:
-            self._tell(self._on_lost, why)
+            self._tell(self._hear_of_end, self._on_lost, why)
         self._drop(linger=True)
         if not first:
-            self._tell(self._on_lost, why)
+            self._tell(self._hear_of_end, self._on_lost, why)
+
+    def _hear_of_end(self, on_lost: Callable[[str], None], why: str) -> None:
+        self.database.oracle.hears_of_loss(self.instance)
+        on_lost(why)
 
     def _ring(self) -> None:
         if self._sessions and not self.is_cut:
@@ -278,6 +285,8 @@ class Wire:
             return
         call.stages += 1
         try:
+            if call.stages == 1 and call.name not in ("page", "settle"):
+                self._maybe_refuse(database.options.other_refusals)
             wait = next(call.statement)
         except StopIteration as end:
             call.result = end.value
@@ -286,6 +295,7 @@ class Wire:
                 self._answer(call)
             return
         except DatabaseRefused as refused:
+            call.statement.close()
             database.loop.call_later(database.latency(), self._fail, call, refused, context=OUTSIDE)
             return
         if wait.by_client:

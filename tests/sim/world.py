@@ -12,10 +12,10 @@ from dataclasses import dataclass, field
 from typing import TypeVar
 
 from relay.core.settings import EngineSettings
-from relay.message import Aside
+from relay.message import Aside, Key
 
 from .broker import BrokerOptions, FakeBroker, Rabbit
-from .database import Database, DatabaseOptions, DbRow, DbShard, Transaction, TransactionGone
+from .database import Database, DatabaseOptions, DbRow, Transaction, TransactionGone
 from .harness import Program
 from .loop import Life, Process, VirtualLoop
 from .oracle import History, Oracle, Rules
@@ -24,7 +24,7 @@ from .wire import Call, Network, Stop
 
 T = TypeVar("T")
 
-HOPELESS = ("invalid", "refused", "refused_all")
+HOPELESS = ("invalid", "expired", "refused", "refused_all")
 """Event types that can never be delivered."""
 
 
@@ -82,16 +82,19 @@ class Relay:
     def freeze(self) -> None:
         """SIGSTOP, or a machine that sleeps."""
         self.world.history.note(self.name, "FROZEN")
+        self.world.oracle.freezes(self.name, self.world.loop.time(), on=True)
         self.world.loop.freeze(self.process)
 
     def thaw(self) -> None:
         self.world.history.note(self.name, "THAWS")
+        self.world.oracle.freezes(self.name, self.world.loop.time(), on=False)
         self.world.loop.thaw(self.process)
 
     async def stop(self) -> bool:
         """SIGTERM; waits for the end, at most for the grace, then SIGKILL. True: it ended clean."""
         world = self.world
         world.history.note(self.name, "STOPS")
+        world.oracle.ails(self.name)
         world.loop.call_soon(self.program.stop, context=self.process.context)
         await asyncio.wait([self.task], timeout=world.options.stop_grace_s)
         if not self.task.done():
@@ -127,7 +130,7 @@ class World:
         self.options.database.delete_sent = not settings.marks_sent
         self.options.database.lease_s = settings.lease_s
         self.database = Database(loop, self.rng("database"), self.oracle, self.history, self.options.database)
-        self.oracle.owner_of = lambda shard: self.database.shards[shard].owner
+        self.oracle.table = self.database
         self.network = Network()
         self.rabbit = Rabbit(loop, self.rng("broker"), self.oracle, self.history, self.options.broker)
         self.relays: list[Relay] = []
@@ -186,41 +189,70 @@ class World:
         wanted = set(ids)
         crashes = database.crashes
         shards = {row.shard for row in database.rows.values() if row.id in wanted}
-        while any(database.key_share[shard] or shard in database.exclusive for shard in shards):
+        while not all(database.is_shard_free(shard) for shard in shards):
             await asyncio.sleep(0.001)
         if not database.is_up:
             return []
-        database.exclusive |= shards
+        unlock = database.lock_shards(shards)
+        # What it sees now, it acts on at its commit.
+        chosen = [row for row in database.unsent() if row.id in wanted and row.aside is Aside.PARKED]
+        promotions = self._promotions({(row.shard, row.key) for row in chosen}, wanted if act == "discard" else set())
         await asyncio.sleep(hold_lock_s)
         if database.crashes != crashes:
             return []
-        database.exclusive -= shards
-        done: list[DbRow] = []
-        for row in sorted(database.rows.values(), key=lambda each: each.seq):
-            if row.id not in wanted or row.aside is not Aside.PARKED:
+        unlock()
+        for row in sorted(chosen, key=lambda each: each.seq):
+            stored = database.rows.get(row.identity)
+            if stored is None or stored.aside is not Aside.PARKED:
                 continue
-            done.append(row)
             if act == "discard":
-                database.delete_row(row)
+                database.delete_row(stored)
                 self.oracle.discarded(row.id)
             else:
-                database.updated(row, aside=Aside.DEFERRED, holds=row.key is not None, due_at=database.now())
-        self._promote(done)
+                database.updated(stored, aside=Aside.DEFERRED, holds=row.key is not None, due_at=database.now())
+                self.oracle.was_redriven(row.id, held=stored.holds)
+        self._promote(promotions)
         database.commit(synchronous=True)
-        self.history.note("operator", act, [row.id for row in done])
+        self.history.note("operator", act, [row.id for row in chosen])
         database.ring()
-        return [row.id for row in done]
+        return [row.id for row in chosen]
 
-    def _promote(self, done: list[DbRow]) -> None:
-        """H3. What an operator cannot promote, for it is locked or refuses it, is the shard's next owner's."""
+    async def end_fault(self, seq: int, id_: str) -> None:
+        """`redrive` of an unmarkable row: the fault goes, and a row that no relay would read again is read (R5)."""
         database = self.database
-        for row in done:
-            if row.key is None or not database.is_stuck(row.shard, row.key):
-                continue
-            lowest = database.holding_rows(row.key, row.shard)[0]
-            if lowest.id in database.row_locks or lowest.id in database.unmarkable:
+        stored = database.rows.get((seq, id_))
+        shard = self.oracle.entries[id_].shard
+        while not database.is_shard_free(shard):
+            await asyncio.sleep(0.001)
+        if not database.is_up or (seq, id_) not in database.faults:
+            return
+        database.end_fault((seq, id_))
+        if stored is not None and stored.sent_at is None:
+            self.oracle.was_released(id_)
+            if stored.aside is None:
+                database.unseat(shard, seq - 1)
+            self._promote(self._promotions({(shard, stored.key)}, set()))
+        database.commit(synchronous=True)
+        self.history.note("operator", "ends the fault of", id_)
+        database.ring()
+
+    def _promotions(self, touched: set[tuple[int, Key | None]], gone: set[str]) -> list[DbRow]:
+        """H3: the held rows that the operator has to promote, as far as it can see."""
+        database = self.database
+        lowest = []
+        for shard, key in touched:
+            holding = [row for row in database.holding_rows(key, shard) if row.id not in gone]
+            if holding and holding[0].aside is Aside.HELD:
+                lowest.append(holding[0])
+        return sorted(lowest, key=lambda row: row.seq)
+
+    def _promote(self, rows: list[DbRow]) -> None:
+        """What an operator cannot promote, for it is locked or refuses it, is the shard's next owner's."""
+        database = self.database
+        for row in rows:
+            if row.id in database.row_locks or row.id in database.unmarkable:
                 database.unseat(row.shard)
-            else:
+            elif database.is_stuck(row.shard, row.key):
                 database.promote([(row.shard, row.key)])
 
     def parked(self) -> list[DbRow]:
@@ -232,12 +264,30 @@ class World:
 
     def unseat(self, shard: int) -> None:
         """Raise the epoch and clear the owner, as lowering a floor does (R5)."""
-        before = self.database.shards[shard]
-        self.history.note("operator", "unseats", f"{before.owner} of shard {shard}")
-        self.database.put_shard(shard, DbShard(before.epoch + 1, floor=before.floor))
+        self.history.note("operator", "unseats", f"{self.database.owner_of(shard)} of shard {shard}")
+        self.database.unseat(shard)
         self.database.commit(synchronous=True)
-        if before.owner is not None:
-            self.oracle.taken(shard, before.owner)
+
+    def stall(self, span_s: float) -> None:
+        """No statement gets an answer for so long."""
+        self.network.stalled_until = self.loop.time() + span_s
+        self.oracle.all_ail_until(self.network.stalled_until)
+
+    def jump(self, by_s: float) -> None:
+        """The database's clock is set."""
+        self.history.note("database", "clock jumps", f"{by_s:+.1f} s")
+        self.database.clock_error_s += by_s
+        self.oracle.has_clock_jumped = True
+        self.oracle.all_ail_until(self.loop.time())
+
+    def set_back(self, by: int) -> None:
+        """The sequence hands out again what rows had that are sent. Their order is then nobody's promise."""
+        database = self.database
+        last_seq = max(0, database.last_seq() - by)
+        drawn = [seq for each in database.transactions.values() if each.is_open for seq in each.seqs]
+        if database.is_up and max([row.seq for row in database.unsent()] + drawn, default=0) <= last_seq:
+            self.oracle.rules.is_ordered = False
+            database.setval(last_seq)
 
     def pause(self, on: bool) -> None:
         if self.database.is_up:
@@ -277,8 +327,7 @@ class World:
 
     def unfinished(self) -> list[DbRow]:
         database = self.database
-        left = (row for row in database.rows.values() if row.sent_at is None and database.is_sound(row))
-        return sorted(left, key=lambda each: each.seq)
+        return sorted(filter(database.is_sound, database.unsent()), key=lambda each: each.seq)
 
     async def drain(self, timeout_s: float = 120.0) -> None:
         """No more faults: every committed row becomes sent, or is parked and discarded by the operator.

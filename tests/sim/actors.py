@@ -1,0 +1,143 @@
+"""Who writes, locks and operates during a history; each actor draws from a source of its own."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+
+from relay.message import Aside
+
+from .database import Transaction, TransactionGone
+from .weather import Climate, source
+from .world import World
+
+KEYS = 8
+
+
+class Actors:
+    """`end`: virtual time at which they stop."""
+
+    def __init__(self, world: World, climate: Climate, end: float) -> None:
+        self._world = world
+        self._climate = climate
+        self._end = end
+        self._guards = [asyncio.Lock() for _ in range(KEYS // 2)]
+
+    @property
+    def _is_over(self) -> bool:
+        return self._world.loop.time() >= self._end
+
+    # -------------------------------------------------------- writers
+
+    async def write(self, number: int, rate: float) -> None:
+        """Transactions of one writer: so many a second."""
+        rng = source(self._world.seed, f"writer {number}")
+        while not self._is_over:
+            await asyncio.sleep(rng.expovariate(rate))
+            try:
+                await self._transaction(rng, self._world.begin())
+            except TransactionGone:
+                await asyncio.sleep(0.05)
+
+    async def _transaction(self, rng: random.Random, transaction: Transaction) -> None:
+        key = rng.randrange(KEYS)
+        if self._climate.is_hot and rng.random() < 0.7:
+            key = 0
+        if key < len(self._guards):
+            # The usual business case: writers of a key are serialised by a row that they lock.
+            async with self._guards[key]:
+                await self._insert_some(rng, transaction, [f"k{key}"])
+        else:
+            other = rng.randrange(len(self._guards), KEYS)
+            await self._insert_some(rng, transaction, [f"k{key}", f"k{other}", None])
+
+    async def _insert_some(self, rng: random.Random, transaction: Transaction, keys: list[str | None]) -> None:
+        database = self._world.database
+        for _ in range(rng.choice([1, 1, 1, 2, 5])):
+            await self._insert(rng, transaction, rng.choice(keys))
+            if rng.random() < 0.4:
+                await asyncio.sleep(rng.choice([0.0, 0.002, 0.02]))
+        if rng.random() < 0.05:
+            await asyncio.sleep(rng.uniform(0.5, 3.0))
+        if rng.random() < 0.1 and transaction.xid is not None and not transaction.rings:
+            database.prepare(transaction)
+            await asyncio.sleep(rng.choice([0.001, 0.1, 1.0]))
+            while not database.is_up:
+                await asyncio.sleep(0.1)
+        database.end(transaction, commit=rng.random() < 0.85, release=False)
+
+    async def _insert(self, rng: random.Random, transaction: Transaction, key: str | None) -> None:
+        world, database = self._world, self._world.database
+        columns = self._columns(rng)
+        kind = rng.random()
+        if kind < 0.15:
+            # A slow trigger: a seq and no xid yet.
+            database.lock_table(transaction)
+            seq = database.next_seq(transaction)
+            await asyncio.sleep(rng.choice([0.001, 0.03, 0.3]))
+            database.write(transaction, seq, key=key, **columns)  # type: ignore[arg-type]
+        elif kind < 0.25:
+            # A savepoint that is rolled back, after a row of its own.
+            kept = len(transaction.rows)
+            world.insert(transaction, key, **columns)
+            del transaction.rows[kept:]
+        else:
+            world.insert(transaction, key, **columns)
+
+    def _columns(self, rng: random.Random) -> dict[str, object]:
+        columns: dict[str, object] = {"size": rng.choice([10, 10, 10, 1500])}
+        roll = rng.random()
+        poison = rng.choice(["invalid", "invalid", "expired", "refused", "refused", "refused_all"])
+        if roll < 0.1:
+            columns["event_type"] = "flaky"
+        elif roll < 0.15 and self._climate.has_poison:
+            columns["event_type"] = poison
+        if rng.random() < 0.05:
+            columns["available_in_s"] = rng.choice([-1.0, 0.01, 0.5, 2.0])
+        return columns
+
+    # -------------------------------------------------------- applications and the operator
+
+    async def apply(self) -> None:
+        """Locks and changes rows that are none of its business (S2); has triggers that refuse some rows' marks."""
+        database = self._world.database
+        rng = source(self._world.seed, "application")
+        while not self._is_over:
+            await asyncio.sleep(rng.expovariate(2.0))
+            pending = database.unsent()
+            if not pending or not database.is_up:
+                continue
+            row = rng.choice(pending)
+            if row.id in database.row_locks or row.id in database.unmarkable:
+                continue
+            roll = rng.random()
+            if roll < 0.4:
+                database.updated(row)
+                database.commit(synchronous=database.options.others_synchronous)
+            elif roll < 0.85 or row.aside is Aside.PARKED:
+                database.row_locks.add(row.id)
+                await asyncio.sleep(rng.choice([0.01, 0.2, 3.0]))
+                database.row_locks.discard(row.id)
+            else:
+                database.unmarkable.add(row.id)
+
+    async def operate(self) -> None:
+        """Redrives and discards what is parked; ends faults once their trigger is mended, or before."""
+        world = self._world
+        rng = source(world.seed, "operator")
+        while not self._is_over:
+            await asyncio.sleep(rng.expovariate(0.7))
+            if not world.database.is_up:
+                continue
+            if world.database.faults and rng.random() < 0.5:
+                seq, id_ = rng.choice(sorted(world.database.faults))
+                if rng.random() < 0.7:
+                    world.database.unmarkable.discard(id_)
+                await world.end_fault(seq, id_)
+                continue
+            parked = world.parked()
+            if parked:
+                some = rng.sample(parked, rng.randint(1, min(3, len(parked))))
+                act = "redrive" if rng.random() < 0.75 else "discard"
+                hold_s = rng.choice([0.0, 0.0, 0.01, 0.5])
+                await world.operate(act, [row.id for row in some], hold_lock_s=hold_s)
