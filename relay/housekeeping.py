@@ -15,6 +15,9 @@ from relay.engine import Engine
 from relay.errors import DatabaseRefused
 
 BACKLOG_INTERVAL_S: Final = 5.0
+BACKLOG_BREATH: Final = 50.0
+"""The gauges of a deep backlog take a tenth of a second: of each relay's session they get a fiftieth at most."""
+
 PURGE_INTERVAL_S: Final = 10.0
 PURGE_ROWS: Final = 1000
 
@@ -40,12 +43,14 @@ Work = Callable[[], Awaitable[float | None]]
 
 
 class _Chore:
-    """`work` returns after how many seconds it wants its next turn; none: at its interval."""
+    """`work` returns after how many seconds it wants its next turn; none: at its interval. `needs_shards`: it is for those
+    that are ours."""
 
-    def __init__(self, refused_event: str, interval_s: float, work: Work) -> None:
+    def __init__(self, refused_event: str, interval_s: float, work: Work, *, needs_shards: bool = True) -> None:
         self.refused_event = refused_event
         self.interval_s = interval_s
         self.work = work
+        self.needs_shards = needs_shards
         self.next_at = _NEVER
         self.refusals = 0
 
@@ -60,7 +65,7 @@ class Housekeeping:
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
         self._chores = [
-            _Chore("backlog_unreadable", BACKLOG_INTERVAL_S, self._observe_backlog),
+            _Chore("backlog_unreadable", BACKLOG_INTERVAL_S, self._observe_backlog, needs_shards=False),
             _Chore("search_refused", SEARCH_INTERVAL_S, self._search),
             _Chore("purge_refused", PURGE_INTERVAL_S, self._purge),
         ]
@@ -75,9 +80,11 @@ class Housekeeping:
     async def turn(self) -> None:
         """Whatever is due; raises DatabaseLost."""
         engine = self._engine
+        if not engine.database_time.is_known:
+            return  # The keeper's first renewal is on its way.
         for chore in self._chores:
             now = engine.clock.now()
-            if now < chore.next_at:
+            if now < chore.next_at or (chore.needs_shards and not engine.reading.cursors):
                 continue
             chore.next_at = now + chore.interval_s
             try:
@@ -91,8 +98,10 @@ class Housekeeping:
             if again_s is not None:
                 chore.next_at = engine.clock.now() + again_s
 
-    async def _observe_backlog(self) -> None:
-        metrics = self._engine.metrics
+    async def _observe_backlog(self) -> float:
+        engine = self._engine
+        metrics = engine.metrics
+        began = engine.clock.now()
         try:
             backlog = await self._engine.outbox.backlog()
         except DatabaseRefused:
@@ -104,7 +113,9 @@ class Housekeeping:
         metrics.deferred_rows = backlog.deferred_rows
         metrics.parked_rows = backlog.parked_rows
         metrics.held_keys = backlog.held_keys
-        metrics.backlog_observed_timestamp_seconds = self._engine.database_time.now()
+        metrics.newest_seq = backlog.newest_seq
+        metrics.backlog_observed_timestamp_seconds = engine.database_time.now()
+        return max(BACKLOG_INTERVAL_S, BACKLOG_BREATH * (engine.clock.now() - began))
 
     async def _purge(self) -> float | None:
         """Marked rows; under `delete` those that a former configuration left."""

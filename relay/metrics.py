@@ -79,6 +79,7 @@ METRICS: tuple[Metric, ...] = (
     _gauge("held_keys", "Keys whose rows wait behind a deferred or parked one"),
     _gauge("newest_seq", "The newest seq handed out: its rate is the writers' rate"),
     _gauge("late_commit_writers", "Open transactions that write to the outbox, whose rows may commit late"),
+    _gauge("oldest_writer_age_seconds", "For how long the oldest of those has been seen open, 0 when there is none"),
     _gauge("backlog_observed_timestamp_seconds", "When the table's gauges were read last, Unix time"),
     _gauge("in_flight_messages", "Messages published and not yet confirmed"),
     _gauge("in_flight_bytes", "Payload bytes published and not yet confirmed"),
@@ -198,6 +199,7 @@ class Metrics:
         self.held_keys: int | None = None
         self.newest_seq: int | None = None
         self.late_commit_writers: int | None = None
+        self.oldest_writer_age_seconds: float | None = None
         self.backlog_observed_timestamp_seconds: float | None = None
         self.in_flight_messages = 0
         self.in_flight_bytes = 0
@@ -218,6 +220,12 @@ class Metrics:
         """The table cannot be read: its gauges are absent rather than frozen as if fresh."""
         self.backlog_rows = self.backlog_estimated = self.oldest_pending_age_seconds = None
         self.deferred_rows = self.parked_rows = self.held_keys = None
+        self.newest_seq = self.late_commit_writers = self.oldest_writer_age_seconds = None
+
+    def forget_database(self) -> None:
+        """The sessions are gone: nothing that only the database knows is known any more."""
+        self.forget_backlog()
+        self.paused = None
 
     @property
     def backpressure_active(self) -> Mapping[str, bool]:

@@ -94,10 +94,13 @@ class Reader:
             return poll_interval_s
         if engine.claimed:
             await self._take_up()
+        # Also of a relay without shards (nobody has any while the broker is away): its gauges tell what piles up.
+        await self._housekeeping.turn()
         if not engine.reading.cursors:
             return poll_interval_s
-        await self._housekeeping.turn()
         if engine.is_paused:
+            # Nobody looks for writers meanwhile.
+            engine.metrics.late_commit_writers = engine.metrics.oldest_writer_age_seconds = None
             return poll_interval_s
         has_loaded = bool(engine.chains.wanted) and await self._load()
         now = engine.clock.now()
@@ -111,6 +114,7 @@ class Reader:
             self._must_check = False
             self._last_check_at = now
             engine.metrics.late_commit_writers = engine.reading.open_writers
+            engine.metrics.oldest_writer_age_seconds = engine.reading.oldest_writer_s
             engine.metrics.newest_seq = engine.reading.last_seq
         shards, limit = self._room()
         if not shards:

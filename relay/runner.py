@@ -193,7 +193,7 @@ class Runner:
         metrics.connected["database"] = False
         metrics.backpressure.set("database_down", True, engine.clock.now())
         # What cannot be read is absent, not frozen as if fresh (I8).
-        metrics.forget_backlog()
+        metrics.forget_database()
         is_news = (reason, error.message) not in engine.readiness.reasons
         engine.readiness.remove("schema" if reason == "database" else "database")
         engine.readiness.add(reason, error.message)

@@ -181,6 +181,27 @@ def test_a_gauge_that_is_not_known_is_absent(site: Site) -> None:
     assert "relay_backlog_rows" not in site.samples()
 
 
+def test_what_only_the_database_knows_goes_with_it(site: Site) -> None:
+    """A gauge that stays when its server is gone reads as if all were well."""
+    names = (
+        *(
+            "backlog_rows",
+            "backlog_estimated",
+            "oldest_pending_age_seconds",
+            "deferred_rows",
+            "parked_rows",
+            "held_keys",
+        ),
+        *("newest_seq", "late_commit_writers", "oldest_writer_age_seconds", "paused"),
+    )
+    for name in (*names, "backlog_observed_timestamp_seconds"):
+        setattr(site.metrics, name, 7)
+    assert {f"relay_{name}" for name in names} <= site.samples().keys()
+    site.metrics.forget_database()
+    assert not {f"relay_{name}" for name in names} & site.samples().keys()
+    assert "relay_backlog_observed_timestamp_seconds" in site.samples()
+
+
 def test_numbers_arrive(site: Site) -> None:
     metrics = site.metrics
     metrics.published["acked"] += 3

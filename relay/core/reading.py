@@ -27,14 +27,15 @@ _PREPARED = "-1/"
 class _Writer:
     """An open (or ended and not yet everywhere read) writing transaction."""
 
-    __slots__ = ("gone", "is_from_first_check", "low", "number", "struck", "xid")
+    __slots__ = ("gone", "is_from_first_check", "low", "number", "seen_at", "struck", "xid")
 
-    def __init__(self, number: int, low: int, xid: int | None, is_from_first_check: bool) -> None:
+    def __init__(self, number: int, low: int, xid: int | None, is_from_first_check: bool, seen_at: float) -> None:
         self.number = number
         self.low = low
         self.xid = xid
         self.gone = False
         self.is_from_first_check = is_from_first_check
+        self.seen_at = seen_at
         self.struck: set[int] = set()
 
 
@@ -45,6 +46,7 @@ class Reading:
         self._cursors: dict[int, int] = {}
         self._writers: dict[str, _Writer] = {}
         self._last_seq: int | None = None
+        self._checked_at = 0.0
         self._next_number = 0
         self._unasked: set[int] = set()
         self._outstanding: PageRequest | None = None
@@ -96,11 +98,17 @@ class Reading:
     def open_writers(self) -> int:
         return sum(1 for writer in self._writers.values() if not writer.gone)
 
+    @property
+    def oldest_writer_s(self) -> float:
+        """For how long the oldest open writer has been seen, in the database's seconds; 0 without one."""
+        return max((self._checked_at - w.seen_at for w in self._writers.values() if not w.gone), default=0.0)
+
     # ------------------------------------------------------------ R1
 
     def on_check(self, check: Check) -> None:
         """Take a check's answer: new writers get their low, vanished ones are marked gone."""
         previous = self._last_seq
+        self._checked_at = check.database_time
         known = list(self._writers.values())
         seen: set[str] = set()
         for found in check.writers:
@@ -119,7 +127,9 @@ class Reading:
                 is_from_first_check = any(each.is_from_first_check for each in known)
             else:
                 low = previous
-            self._writers[found.vxid] = _Writer(self._next_number, low, found.xid, is_from_first_check)
+            self._writers[found.vxid] = _Writer(
+                self._next_number, low, found.xid, is_from_first_check, check.database_time
+            )
             self._next_number += 1
         for vxid, writer in self._writers.items():
             if vxid not in seen:

@@ -41,6 +41,16 @@ def test_nothing_is_asked_or_stored_before_the_first_check() -> None:
     assert reading.floor(0, None) == 7
 
 
+def test_how_long_the_oldest_writer_has_been_open() -> None:
+    reading = began()
+    assert reading.oldest_writer_s == 0.0
+    reading.on_check(Check(1, (Writer("3/1", 700),), 100.0))
+    reading.on_check(Check(2, (Writer("3/1", 700), Writer("4/1", None)), 130.0))
+    assert (reading.open_writers, reading.oldest_writer_s) == (2, 30.0)
+    reading.on_check(Check(3, (Writer("4/1", 701),), 131.0))
+    assert (reading.open_writers, reading.oldest_writer_s) == (1, 1.0)
+
+
 def test_a_writer_of_the_first_check_may_have_written_anywhere_above_the_lowest_floor() -> None:
     reading = began(5)
     reading.add_shard(1, 9)

@@ -1,0 +1,103 @@
+"""What the statements that run all the time touch in a table of 100,000 rows: not the sent ones, nor those set aside."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import asyncpg
+import pytest
+
+from relay.sessions import Group
+from tests.integration.test_outbox import Relay, database, started
+
+__all__ = ["database", "started"]  # fixtures
+
+PENDING = 640
+
+
+@pytest.fixture
+async def relay(database: asyncpg.Connection, started: Callable[..., Relay]) -> Relay:
+    """A relay over 100,000 rows: most sent and below the floors, 5,000 parked, some hundred pending."""
+    await database.execute(
+        "ALTER TABLE outbox SET (autovacuum_enabled = off);"
+        "INSERT INTO outbox (event_type, aggregate_id, sent_at, aside, holds, failure_class) OVERRIDING USER VALUE"
+        " SELECT 'x', 'k' || n, CASE WHEN n % 20 > 0 THEN now() END, CASE WHEN n % 20 = 0 THEN 'parked' END,"
+        " CASE WHEN n % 20 = 0 THEN true END, CASE WHEN n % 20 = 0 THEN 'unroutable' END"
+        " FROM generate_series(1, 100000) n"
+    )
+    # The floors count under the fingerprint that a claim stores (R5).
+    relay = await started().start()
+    await relay.release(relay.held())
+    await database.execute("UPDATE outbox_shard SET floor = 100000, last_seq = 100000")
+    relay.take(await relay.claim(64))
+    await database.execute(
+        "INSERT INTO outbox (event_type, aggregate_id) SELECT 'x', 'p' || n FROM generate_series(1, $1::int) n", PENDING
+    )
+    await database.execute("ANALYZE outbox")
+    return relay
+
+
+def nodes(plan: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    yield plan
+    for child in plan.get("Plans", ()):
+        yield from nodes(child)
+
+
+async def rows_touched(relay: Relay, group: Group, name: str, *arguments: str) -> tuple[float, set[str]]:
+    """Rows of the outbox that the statement looked at, and the indexes by which; run, and rolled back."""
+    session = relay._sessions._sessions[group]
+    connection = session.connection
+    text = session._texts[name]
+    await connection.execute(f"PREPARE explained AS {text}")
+    try:
+        given = f"({', '.join(arguments)})" if arguments else ""
+        await connection.execute("BEGIN")
+        found = await connection.fetchval(f"EXPLAIN (ANALYZE, FORMAT JSON) EXECUTE explained{given}")
+    finally:
+        await connection.execute("ROLLBACK")
+        await connection.execute("DEALLOCATE explained")
+    touched, indexes = 0.0, set()
+    for node in nodes(json.loads(found)[0]["Plan"]):
+        if node.get("Relation Name") == "outbox" or str(node.get("Index Name", "")).startswith("outbox_"):
+            seen = (
+                node["Actual Rows"]
+                + node.get("Rows Removed by Filter", 0)
+                + node.get("Rows Removed by Index Recheck", 0)
+            )
+            touched += seen * node["Actual Loops"]
+            indexes.add(node.get("Index Name", node["Node Type"]))
+    return touched, indexes
+
+
+async def gauges_look_at_what_waits_and_not_at_what_was_sent(relay: Relay) -> None:
+    touched, indexes = await rows_touched(relay, Group.READER, "backlog")
+    assert indexes <= {"outbox_read", "outbox_aside_key", "outbox_fault_pkey"}
+    # What is pending, the oldest of each shard, and what is aside.
+    assert PENDING + 5000 <= touched <= PENDING + 64 + 5000
+    backlog = await relay.backlog()
+    assert (backlog.backlog_rows, backlog.parked_rows, backlog.is_estimated) == (PENDING, 5000, False)
+
+
+async def a_page_looks_at_the_rows_that_it_brings(relay: Relay) -> None:
+    shards = f"'{{{','.join(map(str, range(64)))}}}'"
+    cursors = f"'{{{','.join(['100000'] * 64)}}}'"
+    touched, indexes = await rows_touched(
+        relay, Group.READER, "page", *["'{}'"] * 5, shards, cursors, "200000", "5", "false", "8192"
+    )
+    assert "outbox_read" in indexes
+    assert touched <= 64 * 5
+
+
+async def a_claim_looks_at_no_event(relay: Relay) -> None:
+    """Shards and members only: taking over costs the same whatever the table holds."""
+    touched, indexes = await rows_touched(relay, Group.KEEPER, "claim", "64", "'other'", "5", "true", "'f'", "true")
+    assert "outbox_read" not in indexes
+    assert touched <= 1000, indexes
+
+
+async def test_what_runs_all_the_time_costs_the_same_whatever_was_sent(relay: Relay) -> None:
+    await gauges_look_at_what_waits_and_not_at_what_was_sent(relay)
+    await a_page_looks_at_the_rows_that_it_brings(relay)
+    await a_claim_looks_at_no_event(relay)
