@@ -1,5 +1,6 @@
 """What the reader does beside reading, each chore at its own interval and in small steps: the gauges of the table, the
-purge of marked rows, the retention of parked ones, the search for rows that a floor has passed.
+purge of marked rows, the retention of parked ones, the search for rows that a floor has passed, the walk over the rows
+aside for the keys that are held.
 
 Runs on the reader's session. A chore that the server refuses (too slow, locked) stops no reading: it is put off, for
 longer each time.
@@ -10,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 from typing import Final
 
+from relay.core.holding import Walk
 from relay.core.ports import Spared
 from relay.engine import Engine
 from relay.errors import DatabaseRefused
@@ -34,6 +36,16 @@ SPARED_MAX: Final = 1000
 SEARCH_INTERVAL_S: Final = 10.0
 SEARCH_ROWS: Final = 40
 """A position: with 64 shards about 250 rows a second, a few milliseconds each ten seconds."""
+
+HELD_INTERVAL_S: Final = 30.0
+"""Between two walks while shards hold more keys than are remembered."""
+
+HELD_ROWS: Final = 2000
+"""Rows aside that a page of the walk looks at: about 5 ms."""
+
+HELD_BREATH: Final = 4.0
+HELD_PAUSE_S_MIN: Final = 0.01
+"""Between two pages reading goes on for so many times as long as the first one took, and at least so long."""
 
 REFUSED_INTERVAL_S_MAX: Final = 600.0
 _BOTTOM: Final = -(2**63)
@@ -64,7 +76,9 @@ class Housekeeping:
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
+        self._held = _Chore("held_keys_refused", HELD_INTERVAL_S, self._look_at_held)
         self._chores = [
+            self._held,
             _Chore("backlog_unreadable", BACKLOG_INTERVAL_S, self._observe_backlog, needs_shards=False),
             _Chore("search_refused", SEARCH_INTERVAL_S, self._search),
             _Chore("purge_refused", PURGE_INTERVAL_S, self._purge),
@@ -76,6 +90,12 @@ class Housekeeping:
         self._has_marked = engine.settings.marks_sent
         """Whether there may be marked rows to purge."""
         self._spared: dict[int, Spared] = {}
+        self._walk: Walk | None = None
+
+    def begin_walk(self) -> None:
+        """Shards were taken up: look at all that is held, from the beginning, now."""
+        self._walk = None
+        self._held.next_at = _NEVER
 
     async def turn(self) -> None:
         """Whatever is due; raises DatabaseLost."""
@@ -97,6 +117,23 @@ class Housekeeping:
             chore.refusals = 0
             if again_s is not None:
                 chore.next_at = engine.clock.now() + again_s
+
+    async def _look_at_held(self) -> float | None:
+        """A page of the walk that is under way, or of a new one where a shard is not known completely (H2, H3)."""
+        engine = self._engine
+        began = engine.clock.now()
+        if self._walk is None:
+            shards = [shard for shard in engine.chains.holding.incomplete if shard in engine.reading.cursors]
+            if not shards:
+                return None
+            self._walk = Walk(shards, engine.applied_serial)
+        walk = self._walk
+        engine.promote(walk.take(await engine.outbox.held_keys(walk.shards, walk.after, HELD_ROWS)))
+        if walk.is_over:
+            self._walk = None
+            engine.chains.holding.end(walk)
+            return None
+        return max(HELD_PAUSE_S_MIN, HELD_BREATH * (engine.clock.now() - began))
 
     async def _observe_backlog(self) -> float:
         engine = self._engine

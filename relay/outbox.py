@@ -24,9 +24,12 @@ from relay.core.ports import (
     Discarded,
     Due,
     Held,
+    HeldKey,
+    HeldPage,
     OutboxInfo,
     Page,
     PageRequest,
+    Place,
     Renewal,
     Searched,
     Settled,
@@ -37,12 +40,12 @@ from relay.core.refusals import Blame
 from relay.culprits import CulpritHunt, blame_of
 from relay.database import mapped_errors
 from relay.errors import DatabaseLost, DatabaseUnavailable
-from relay.message import Key, Row
+from relay.message import Row
 from relay.migrate import read_schema
 from relay.outbox_sql import COLUMNS, IDENTIFICATION, refuse_unusable, texts
 from relay.retention import Retention
 from relay.rows import due_rows, page_rows, reloaded_rows
-from relay.sessions import READ_DEADLINE_S, Group, Session, Sessions
+from relay.sessions import READ_DEADLINE_S, Group, Sessions
 from relay.settling import SettlementWriter
 from relay.urls import DatabaseTarget
 from relay.values import TableName
@@ -176,22 +179,7 @@ class PostgresOutbox:
                 self._fingerprint,
                 self._parked_hold,
             )
-            differing = [record["shard"] for record in records if record["may_differ"]]
-            if differing:
-                # Keys that nothing holds by now are found when the shards are taken up (`stuck_keys`).
-                await self._apply_policy(session, differing)
-        return [Claim(shard, epoch, floor, is_void) for shard, epoch, floor, is_void, _ in records]
-
-    async def _apply_policy(self, session: Session, shards: Sequence[int]) -> None:
-        """Rows that were parked under another policy. One that refuses to be changed must not keep its shard from
-        everybody: then all stay as they are."""
-        await session.execute("SAVEPOINT policy")
-        try:
-            await session.fetch("park_policy", shards, self._parked_hold)
-        except asyncpg.PostgresError as error:
-            if blame_of(error) is Blame.SERVER:
-                raise
-            await session.execute("ROLLBACK TO SAVEPOINT policy")
+        return [Claim(*record) for record in records]
 
     async def renew(self, held: Mapping[int, Held], *, available: bool) -> Renewal:
         sessions = self._sessions
@@ -296,27 +284,37 @@ class PostgresOutbox:
         released, blocked = due_rows(records)
         return Due(released, blocked, None if later_s is None or math.isinf(later_s) else later_s)
 
-    async def holding_keys(self, shards: Sequence[int], limit: int) -> Mapping[int, Sequence[Row]]:
+    async def held_keys(self, shards: Sequence[int], after: Place | None, limit: int) -> HeldPage:
         async with self._sessions.call(Group.READER, READ_DEADLINE_S) as session:
-            records = await session.read("holding_keys", shards, limit)
-        found: dict[int, list[Row]] = {}
-        for shard, seq, id_, event_type, aggregate_type, aggregate_id in records:
-            row = Row(
-                shard,
-                seq,
-                id_,
-                event_type,
-                aggregate_type=aggregate_type,
-                aggregate_id=aggregate_id,
-                is_loaded=False,
-            )
-            found.setdefault(shard, []).append(row)
-        return found
+            records = await session.read("held_keys", shards, *(after or (-(2**63), -(2**63))), limit)
+        keys = [
+            HeldKey(hash_, shard, (kind, id_), highest, is_lowest_held)
+            for hash_, shard, kind, id_, highest, is_lowest_held, _, _ in records
+            if hash_ is not None
+        ]
+        _, _, _, _, _, _, reached_hash, reached_seq = records[0]
+        return HeldPage(keys, None if reached_hash is None else (reached_hash, reached_seq))
 
-    async def stuck_keys(self, shards: Sequence[int]) -> Sequence[tuple[int, Key]]:
-        async with self._sessions.call(Group.READER, READ_DEADLINE_S) as session:
-            records = await session.read("stuck_keys", shards)
-        return [(shard, (kind, id_)) for shard, kind, id_ in records]
+    async def apply_policy(self, epochs: Mapping[int, int], limit: int) -> bool:
+        """As `core.ports.Outbox.apply_policy`. A row that refuses to be changed must not keep its shard from everybody:
+        then those that are left stay as they are."""
+        async with (
+            self._sessions.call(Group.READER, self._sessions.bound_s) as session,
+            session.transaction(self._begin_signed),
+        ):
+            (shards,) = await session.fetch_one("fence", list(epochs), list(epochs.values()), self._instance)
+            await session.execute("SAVEPOINT policy")
+            try:
+                ((changed,),) = await session.fetch("park_policy", shards or [], self._parked_hold, limit)
+            except asyncpg.PostgresError as error:
+                if blame_of(error) is Blame.SERVER:
+                    raise
+                await session.execute("ROLLBACK TO SAVEPOINT policy")
+                changed = 0
+            is_done = bool(changed < limit)
+            if is_done:
+                await session.fetch("park_policy_done", shards or [], self._instance, self._parked_hold)
+        return is_done
 
     async def arm(self, wait_s: float) -> Armed:
         # Whatever the caller's patience: inserts ring while we wait, and polling goes on only after it.

@@ -29,7 +29,7 @@ ARM_RETRY_S = 0.5
 """After a try in vain: sooner than a long poll interval, for nothing rings meanwhile."""
 
 DUE_ROWS = 200
-HOLDING_KEYS = 501
+POLICY_ROWS = 2000
 """One more than is remembered a shard: the shard then counts as full of them."""
 
 REFUSALS_MAX = 20
@@ -186,20 +186,21 @@ class Reader:
     # ------------------------------------------------------------ reading
 
     async def _take_up(self) -> None:
-        """New shards: first what is held in them, then they are read."""
+        """New shards: first their parked rows get our policy, then they are read. What is held in them the walk tells,
+        whose first page comes before that."""
         engine = self._engine
         claims = list(engine.claimed)
-        known_until = engine.applied_serial
-        shards = [claim.shard for claim in claims]
-        holding = await engine.outbox.holding_keys(shards, HOLDING_KEYS)
-        stuck = await engine.outbox.stuck_keys(shards)
+        epochs = {claim.shard: claim.epoch for claim in claims if claim.has_other_policy}
+        if epochs and not await engine.outbox.apply_policy(epochs, POLICY_ROWS):
+            engine.to_read.set()
+            return
         for claim in claims:
             if claim not in engine.claimed:
                 continue  # Lost or given away meanwhile.
             engine.claimed.remove(claim)
-            engine.chains.set_holding(claim.shard, holding.get(claim.shard, ()), known_until)
+            engine.chains.holding.take_up(claim.shard)
             engine.reading.add_shard(claim.shard, claim.floor)
-        engine.promote(stuck)
+        self._housekeeping.begin_walk()
         engine.note_due(0.0)
         self._must_check = True
 

@@ -64,7 +64,7 @@ class Chains:
         self._nacks = 0
         """So far; breaks ties, for rows do not compare."""
         self._counts = [0] * SHARDS
-        self._holding = Holding()
+        self.holding = Holding()
         self.bytes = 0
         """Payload bytes in memory."""
         self.large_bytes = 0
@@ -111,14 +111,10 @@ class Chains:
 
     # ------------------------------------------------------------ held keys
 
-    def set_holding(self, shard: int, rows: Iterable[Row], known_until: int = -1) -> None:
-        """See `Holding.learn`."""
-        self._holding.learn(shard, rows, known_until)
-
     def note_holding(self, row: Row, serial: int) -> None:
         """The row goes aside and holds its key, in the settlement numbered `serial`."""
         if row.key is not None and self._is_ordered:
-            self._holding.note(row.shard, row.key, row.seq, serial)
+            self.holding.note(row.shard, row.key, row.seq, serial)
 
     def on_unblocked(self, row: Row) -> None:
         """A test found no blocker: the row joins its chain.
@@ -129,7 +125,7 @@ class Chains:
         if row.state is not _TESTING or row not in self:
             return
         if row.key is not None:
-            self._holding.note_free(row.shard, row.key, row.seq)
+            self.holding.note_free(row.shard, row.key, row.seq)
         row.state = _WAITING
         self._advance_chain_of(row)
 
@@ -147,7 +143,7 @@ class Chains:
         known = self._rows
         chains = self._chains
         counts = self._counts
-        holding = self._holding if self._holding.is_any else None
+        holding = self.holding if self.holding.is_any else None
         is_ordered = self._is_ordered
         lengthened: dict[int, Chain] = {}
         for row in rows:
@@ -554,7 +550,7 @@ class Chains:
         """The shard is no longer ours: forget all of it."""
         gone = [row for row in self._rows.values() if row.shard == shard]
         self._forget_all(gone)
-        self._holding.drop(shard)
+        self.holding.drop(shard)
 
     def drop_unpublished(self, shards: Iterable[int] | None = None) -> None:
         """Forget what was not published and not decided: of these shards (a hand-over), or of

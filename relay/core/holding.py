@@ -1,83 +1,143 @@
-"""Which keys are held, as far as the relay knows: a row that is read of such a key is tested first (H2).
+"""Which keys are held, as far as the relay knows (H2), and the walk over the rows aside that finds out.
 
-Owns, per shard, the held keys and the highest holding row of each. It may know too many, never too few: a key that
-is not held any more costs a test, one that is held and not known would cost the order (I3). Bounded (I6): a shard
-with very many held keys has all its rows tested instead, which is slower and as right.
+A row that is read of a key that may be held is tested first. Asking the table for every row would be right and slow, so
+the held keys are remembered, per shard with the highest holding row of each: those that decisions noted, and those
+that a *walk* has found. While a shard is not known completely (it was just taken up, or has very many held keys) every
+row read from it is tested, which is slower and as right. It may know too many, never too few: a key that is not held
+any more costs a test, one that is held and not known would cost the order (I3). Bounded (I6).
 
-Does not do: testing, rows in memory (`chains.py`).
+Does not do: testing, asking the table, rows in memory (`chains.py`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
-from relay.message import Key, Row
+from relay.core.ports import HeldPage, Place
+from relay.message import Key
 
 _Hold = tuple[int, int]
-"""Of a held key: the settlement that held it last, and its highest holding row's seq."""
+"""Of a held key: the settlement that held it last (-1: found by a walk), and its highest holding row's seq."""
 
 HOLDING_KEYS_MAX = 500
 """Held keys remembered a shard."""
+
+
+class Walk:
+    """One look at all rows aside, in order of their key's hash and seq, page by page. Every page sees all settlements up
+    to `known_until`."""
+
+    def __init__(self, shards: Iterable[int], known_until: int) -> None:
+        self.known_until = known_until
+        self.after: Place | None = None
+        """Where the next page begins; none: at the first row."""
+        self.is_over = False
+        self.found: dict[int, dict[Key, int]] = {shard: {} for shard in shards}
+        """Of each held key its highest holding row; not more than are remembered."""
+        self._going_on: set[Key] = set()
+        """Keys with the hash at which the last page ended: the next page may begin with more of their rows."""
+
+    @property
+    def shards(self) -> Sequence[int]:
+        """Those that are looked at."""
+        return list(self.found)
+
+    def take(self, page: HeldPage) -> list[tuple[int, Key]]:
+        """A page's answer; returns the keys, with their shards, whose lowest holding row is held (H3)."""
+        stuck: list[tuple[int, Key]] = []
+        began, before = self.after, self._going_on
+        going_on: set[Key] = set()
+        for held in page.keys:
+            is_first_seen = began is None or held.hash != began[0] or held.key not in before
+            if held.is_lowest_held and is_first_seen:
+                stuck.append((held.shard, held.key))
+            if page.reached is not None and held.hash == page.reached[0]:
+                going_on.add(held.key)
+            found = self.found[held.shard]
+            if held.key in found or len(found) < HOLDING_KEYS_MAX:
+                found[held.key] = max(held.highest, found.get(held.key, held.highest))
+        if page.reached is not None and began is not None and page.reached[0] == began[0]:
+            # The whole page within one hash: all keys that were seen of it go on.
+            going_on |= before
+        self.after, self._going_on = page.reached, going_on
+        self.is_over = page.reached is None
+        return stuck
+
+
+class _Shard:
+    """`keys`: all that were noted in settlements after `since`; if `is_complete`, every other held one as well."""
+
+    __slots__ = ("is_complete", "keys", "since")
+
+    def __init__(self) -> None:
+        self.keys: dict[Key, _Hold] = {}
+        self.since = -1
+        self.is_complete = True
 
 
 class Holding:
     """The held keys of the shards in memory."""
 
     def __init__(self) -> None:
-        self._shards: dict[int, dict[Key, _Hold] | None] = {}
-        self._noted: dict[int, int] = {}
-        """Per shard the settlement that a hold was noted for last."""
+        self._shards: dict[int, _Shard] = {}
 
-    def learn(self, shard: int, rows: Iterable[Row], known_until: int = -1) -> None:
-        """What a query found: of each held key in the shard its highest holding row.
-
-        The query saw all settlements up to `known_until`; what was noted for later ones stays.
-        """
-        known: dict[Key, _Hold] = {row.key: (-1, row.seq) for row in rows if row.key is not None}
-        before = self._shards.get(shard, _NONE)
-        if before is None and self._noted.get(shard, -1) > known_until:
-            return
-        for key, (serial, highest) in (before or _NONE).items():
-            if serial > known_until:
-                known[key] = (serial, max(highest, known.get(key, (-1, highest))[1]))
-        self._shards[shard] = None if len(known) >= HOLDING_KEYS_MAX else known
-
-    def note(self, shard: int, key: Key, seq: int, serial: int) -> None:
-        """This row goes aside and holds its key, in the settlement numbered `serial`."""
-        known = self._shards.setdefault(shard, {})
-        self._noted[shard] = serial
-        if known is None:
-            return
-        _, highest = known.get(key, (serial, seq))
-        known[key] = (serial, max(highest, seq))
-        if len(known) >= HOLDING_KEYS_MAX:
-            self._shards[shard] = None
-
-    def note_free(self, shard: int, key: Key, seq: int) -> None:
-        """A test found that nothing below this row holds its key: the key is free, unless a holding row lies above."""
-        known = self._shards.get(shard)
-        if known is not None and (hold := known.get(key)) is not None and hold[1] < seq:
-            del known[key]
-
-    @property
-    def is_any(self) -> bool:
-        """Whether any key is, or may be, held."""
-        return any(known is None or known for known in self._shards.values())
-
-    def may_hold(self, shard: int, key: Key, known_until: int | None) -> bool:
-        """Whether a row of the key has to be tested. `known_until`: for one whose query found it free, the last
-        settlement that the query saw."""
-        known = self._shards.get(shard, _NONE)
-        if known is None:
-            return True
-        if not known or (hold := known.get(key)) is None:
-            return False
-        return known_until is None or hold[0] > known_until
+    def take_up(self, shard: int) -> None:
+        """The shard is ours (again): what is held in it is to be found out, but for what was noted."""
+        self._shards.setdefault(shard, _Shard()).is_complete = False
 
     def drop(self, shard: int) -> None:
         """The shard is no longer ours."""
         self._shards.pop(shard, None)
-        self._noted.pop(shard, None)
 
+    @property
+    def incomplete(self) -> Sequence[int]:
+        """Shards of which every row is tested."""
+        return [number for number, shard in self._shards.items() if not shard.is_complete]
 
-_NONE: dict[Key, _Hold] = {}
+    def end(self, walk: Walk) -> None:
+        """What a walk has found. A shard stays incomplete when it holds too many keys, or when so many were noted
+        meanwhile that some were forgotten."""
+        assert walk.is_over, "a walk that is not over knows too few"
+        for number, found in walk.found.items():
+            shard = self._shards.get(number)
+            if shard is None or shard.since > walk.known_until:
+                continue
+            noted = {key: hold for key, hold in shard.keys.items() if hold[0] > walk.known_until}
+            keys: dict[Key, _Hold] = {key: (-1, highest) for key, highest in found.items()}
+            for key, (serial, highest) in noted.items():
+                keys[key] = (serial, max(highest, found.get(key, highest)))
+            shard.since = walk.known_until
+            shard.is_complete = len(keys) < HOLDING_KEYS_MAX
+            shard.keys = keys if shard.is_complete else noted
+
+    def note(self, shard: int, key: Key, seq: int, serial: int) -> None:
+        """This row goes aside and holds its key, in the settlement numbered `serial`."""
+        holds = self._shards.setdefault(shard, _Shard())
+        _, highest = holds.keys.get(key, (serial, seq))
+        holds.keys[key] = (serial, max(highest, seq))
+        if len(holds.keys) >= HOLDING_KEYS_MAX:
+            holds.keys.clear()
+            holds.since = serial
+            holds.is_complete = False
+
+    def note_free(self, shard: int, key: Key, seq: int) -> None:
+        """A test found that nothing below this row holds its key: the key is free, unless a holding row lies above."""
+        holds = self._shards.get(shard)
+        if holds is not None and (hold := holds.keys.get(key)) is not None and hold[1] < seq:
+            del holds.keys[key]
+
+    @property
+    def is_any(self) -> bool:
+        """Whether any key is, or may be, held."""
+        return any(shard.keys or not shard.is_complete for shard in self._shards.values())
+
+    def may_hold(self, shard: int, key: Key, known_until: int | None) -> bool:
+        """Whether a row of the key has to be tested. `known_until`: for one whose query found it free, the last
+        settlement that the query saw."""
+        holds = self._shards.get(shard)
+        if holds is None:
+            return False
+        hold = holds.keys.get(key)
+        if known_until is None:
+            return hold is not None or not holds.is_complete
+        return known_until < holds.since or (hold is not None and hold[0] > known_until)

@@ -42,6 +42,8 @@ class Claim:
     epoch: int
     floor: int
     floor_was_void: bool = False
+    has_other_policy: bool = False
+    """Its parked rows may have been left under another `RELAY_ON_PARKED`: `Outbox.apply_policy` comes first."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -216,6 +218,30 @@ class Settled:
     faults: list[Fault] = field(default_factory=list)
 
 
+Place = tuple[int, int]
+"""A row aside in the order of walks: the hash of its key, its seq."""
+
+
+@dataclass(frozen=True, slots=True)
+class HeldKey:
+    """A key that something holds, as far as one page of a walk saw it: the seq of its highest holding row, and whether the
+    lowest is held."""
+
+    hash: int
+    shard: int
+    key: Key
+    highest: int
+    is_lowest_held: bool
+
+
+@dataclass(frozen=True, slots=True)
+class HeldPage:
+    """`reached`: where the page ended; `None` when that was the last row aside."""
+
+    keys: Sequence[HeldKey]
+    reached: Place | None
+
+
 @dataclass(frozen=True, slots=True)
 class Searched:
     """What a look at rows below their floors came to (R5).
@@ -282,8 +308,8 @@ class Outbox(Protocol):
     """The outbox table and the relays' tables beside it.
 
     Calls of one group never overlap: (claim, renew, release, leave, check) run on the keeper's
-    session, (page, load, reload, due, arm, disarm, backlog, purge, search, discard_parked, holding_keys,
-    stuck_keys) on the reader's,
+    session, (page, load, reload, due, arm, disarm, backlog, purge, search, discard_parked, apply_policy,
+    held_keys) on the reader's,
     (settle) on the settler's; groups do overlap. Every call raises `DatabaseLost` when a session
     died or answered not in time: then an effect is unknown and *all* sessions are closed (R5);
     `DatabaseRefused` when the server rolled the statement back for sure.
@@ -328,12 +354,13 @@ class Outbox(Protocol):
 
     async def due(self, cursors: Mapping[int, int], limit: int) -> Due: ...
 
-    async def holding_keys(self, shards: Sequence[int], limit: int) -> Mapping[int, Sequence[Row]]:
-        """Per shard the highest holding row of each held key, bare (identity and key), at most `limit` a shard."""
+    async def apply_policy(self, epochs: Mapping[int, int], limit: int) -> bool:
+        """Give at most `limit` parked rows of these shards, ours under these epochs, our `RELAY_ON_PARKED`; whether that
+        was all. Before they are read."""
         ...
 
-    async def stuck_keys(self, shards: Sequence[int]) -> Sequence[tuple[int, Key]]:
-        """Keys, with their shards, whose lowest holding row is held: a promotion that was owed when its relay ended."""
+    async def held_keys(self, shards: Sequence[int], after: Place | None, limit: int) -> HeldPage:
+        """Look at the next `limit` rows aside, whosever, for keys of these shards that something holds (H2, H3)."""
         ...
 
     async def arm(self, wait_s: float) -> Armed: ...

@@ -81,7 +81,7 @@ CREATE INDEX {aside_key_index} ON {table} (
 CREATE INDEX {aside_due_index} ON {table} (shard, due_at, seq) WHERE aside IN ('deferred', 'scheduled');
 
 -- Parked rows by the time at which they were parked: their retention, and an owner of another policy, find them.
-CREATE INDEX {aside_parked_index} ON {table} (shard, parked_at, seq) WHERE aside = 'parked';
+CREATE INDEX {aside_parked_index} ON {table} (shard, holds, parked_at, seq) WHERE aside = 'parked';
 
 -- Leases: one row a shard, rewritten every second by its owner. A page has room for the versions of a
 -- whole autovacuum period, so that renewals stay HOT and the table small.

@@ -29,7 +29,7 @@ WITH last AS MATERIALIZED (SELECT CASE WHEN is_called THEN last_value ELSE last_
                    SELECT a.backend_start FROM pg_stat_get_activity(pg_backend_pid()) a) END,
                leased_until = clock_timestamp() + $3::float8 * interval '1 second',
                floor = CASE WHEN t.is_trusted THEN t.floor ELSE 0 END, last_seq = t.seq, fingerprint = $5::text,
-               parked_hold = $6::bool
+               parked_hold = nullif(t.parked_hold_before, NOT $6::bool)
           FROM trusted t WHERE s.shard = t.shard
         RETURNING s.shard, s.epoch, s.floor),
      gone AS (
@@ -37,5 +37,5 @@ WITH last AS MATERIALIZED (SELECT CASE WHEN is_called THEN last_value ELSE last_
             SELECT q.instance FROM {relay} q
              WHERE q.heartbeat < clock_timestamp() - 10 * $3::float8 * interval '1 second' FOR UPDATE SKIP LOCKED))
 SELECT c.shard, c.epoch, c.floor, t.floor > 0 AND NOT t.is_trusted AS is_void,
-       t.parked_hold_before IS DISTINCT FROM $6::bool AS may_differ
+       t.parked_hold_before IS DISTINCT FROM $6::bool AS has_other_policy
   FROM claimed c JOIN trusted t ON t.shard = c.shard ORDER BY c.shard

@@ -1,12 +1,12 @@
 -- Purpose: lock those of our shards that have parked rows, or rows of the fault table, older than their retention (O2).
 -- Values:  $1 instance, $2 retention in seconds.
 -- Locks:   FOR UPDATE on the shard rows, in shard order: excludes settlements, claims and operators.
--- Index:   {aside_parked_index}, one descent a shard; the fault table, where there is one, end to end.
+-- Index:   {aside_parked_index}, two descents a shard; the fault table, where there is one, end to end.
 -- Caller:  relay/retention.py.
 WITH old AS MATERIALIZED (
-        SELECT s.shard FROM {shard} s CROSS JOIN LATERAL (
+        SELECT s.shard FROM {shard} s CROSS JOIN (VALUES (true), (false)) h(holds) CROSS JOIN LATERAL (
             SELECT 1 FROM {table} o
-             WHERE o.shard = s.shard AND o.aside = 'parked'
+             WHERE o.shard = s.shard AND o.aside = 'parked' AND o.holds = h.holds
                AND o.parked_at < statement_timestamp() - $2::float8 * interval '1 second'
              ORDER BY o.parked_at LIMIT 1) x
          WHERE s.owner = $1::text

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 import pytest
@@ -10,8 +11,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from relay.core.chains import Chains
-from relay.core.holding import HOLDING_KEYS_MAX
-from relay.core.ports import SHARDS
+from relay.core.holding import HOLDING_KEYS_MAX, Walk
+from relay.core.ports import SHARDS, HeldKey, HeldPage
 from relay.core.settings import Ordering
 from relay.message import Row, State
 
@@ -210,6 +211,15 @@ def test_without_holding_the_next_waits_for_the_commit() -> None:
     assert take(chains) == [2]
 
 
+def learn(chains: Chains, rows: Iterable[Row], known_until: int = -1) -> None:
+    """Shard 0 is taken up, and a walk that saw the settlements up to `known_until` finds these rows to hold."""
+    chains.holding.take_up(0)
+    walk = Walk([0], known_until)
+    held = [HeldKey(0, 0, row.key, row.seq, is_lowest_held=False) for row in rows if row.key is not None]
+    walk.take(HeldPage(held, None))
+    chains.holding.end(walk)
+
+
 def test_rows_of_a_held_key_are_tested() -> None:
     chains = begun(make_row(1))
     chains.note_holding(make_row(1), serial=4)
@@ -221,7 +231,7 @@ def test_rows_of_a_held_key_are_tested() -> None:
 def test_a_key_stays_held_while_a_holding_row_lies_above_the_tested_one() -> None:
     """5 is parked; 3, read late, has no blocker below: that does not free the key for 7."""
     chains = Chains(Ordering.STRICT, INLINE)
-    chains.set_holding(0, [make_row(5)])
+    learn(chains, [make_row(5)])
     three, seven, nine = make_row(3), make_row(7), make_row(9)
     assert chains.admit([three]) == [three]
     chains.on_unblocked(three)
@@ -239,7 +249,7 @@ def test_what_is_known_of_holding_rows_outlives_an_older_answer() -> None:
     chains = Chains(Ordering.STRICT, INLINE)
     chains.note_holding(make_row(5), serial=4)
     chains.note_holding(make_row(1, "old"), serial=2)
-    chains.set_holding(0, [make_row(3, "found")], known_until=3)
+    learn(chains, [make_row(3, "found")], known_until=3)
     six, old, found = make_row(6), make_row(7, "old"), make_row(8, "found")
     assert chains.admit([six, old, found]) == [six, found]
 
@@ -250,9 +260,9 @@ def test_above_the_bound_every_row_is_tested_until_an_answer_says_better() -> No
         chains.note_holding(make_row(n, f"k{n}"), serial=7)
     stranger = make_row(10_000, "stranger")
     assert chains.admit([stranger]) == [stranger]
-    chains.set_holding(0, [], known_until=6)
+    learn(chains, [], known_until=6)
     assert chains.admit([second := make_row(10_001, "second")]) == [second], "settlement 7 was not seen"
-    chains.set_holding(0, [], known_until=7)
+    learn(chains, [], known_until=7)
     assert chains.admit([make_row(10_002, "third")]) == []
 
 
@@ -564,7 +574,7 @@ class Histories(RuleBasedStateMachine):
         for seq, state in sorted(self.table.items()):
             if state in ("deferred", "held") and self.keys[seq] is not None:
                 held[self.keys[seq]] = self.row(seq, is_loaded=False)
-        self.chains.set_holding(0, held.values(), self.serial - 1)
+        learn(self.chains, held.values(), self.serial - 1)
         # All is read again from the floor.
         self.unread = sorted(seq for seq, state in self.table.items() if state == "pending")
         self.read(*self.unread)

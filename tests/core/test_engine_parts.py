@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from random import Random
 from typing import Any
 
+from relay.core.holding import HOLDING_KEYS_MAX
 from relay.core.ports import (
     Armed,
     Backlog,
@@ -22,11 +23,14 @@ from relay.core.ports import (
     Discarded,
     Due,
     Held,
+    HeldKey,
+    HeldPage,
     Link,
     LinkListener,
     OutboxInfo,
     Page,
     PageRequest,
+    Place,
     Publication,
     Rejection,
     Renewal,
@@ -41,7 +45,7 @@ from relay.errors import DatabaseRefused
 from relay.http import Readiness
 from relay.keeper import Keeper
 from relay.logs import Log
-from relay.message import Aside, Key, PayloadType, Row, State
+from relay.message import Aside, PayloadType, Row, State
 from relay.metrics import Metrics
 from relay.publisher import NACKS_MAX, Publisher
 from relay.reader import Reader
@@ -109,8 +113,7 @@ class TestedOutbox:
             "backlog": EMPTY,
             "purge": 0,
             "search": nothing_found,
-            "holding_keys": {},
-            "stuck_keys": [],
+            "held_keys": HeldPage([], None),
             "disarm": None,
         }
         self.answers: dict[str, Any] = empty | answers
@@ -178,11 +181,11 @@ class TestedOutbox:
     async def due(self, cursors: Mapping[int, int], limit: int) -> Due:
         return await self._call("due", cursors, limit)  # type: ignore[no-any-return]
 
-    async def holding_keys(self, shards: Sequence[int], limit: int) -> Mapping[int, Sequence[Row]]:
-        return await self._call("holding_keys", shards, limit)  # type: ignore[no-any-return]
+    async def held_keys(self, shards: Sequence[int], after: Place | None, limit: int) -> HeldPage:
+        return await self._call("held_keys", shards, after, limit)  # type: ignore[no-any-return]
 
-    async def stuck_keys(self, shards: Sequence[int]) -> Sequence[tuple[int, Key]]:
-        return await self._call("stuck_keys", shards)  # type: ignore[no-any-return]
+    async def apply_policy(self, epochs: Mapping[int, int], limit: int) -> bool:
+        return await self._call("apply_policy", epochs, limit)  # type: ignore[no-any-return]
 
     async def arm(self, wait_s: float) -> Armed:
         return await self._call("arm", wait_s)  # type: ignore[no-any-return]
@@ -650,6 +653,39 @@ async def test_holds_that_are_being_written_when_a_shard_is_taken_up_are_remembe
     assert two.state is State.TESTING
     parts.turn()
     assert parts.link.ids == ["m1"]
+
+
+async def test_a_shard_that_held_too_many_keys_is_looked_at_again() -> None:
+    """Every row of it was tested until somebody else claimed it, though nothing was held any more."""
+    parts = reading_parts(check=Check(1, [], 0.0), page=Page([], [make_row(1)]))
+    parts.engine.applied_serial = 7
+    for n in range(HOLDING_KEYS_MAX):
+        parts.engine.chains.note_holding(make_row(n, f"k{n}"), serial=7)
+    held = HeldKey(0, 0, ("", "k"), 3, is_lowest_held=True)
+    parts.outbox.answers["held_keys"] = lambda shards, after, limit: HeldPage([held], None if after else (5, 5))
+    await parts.reader._turn()
+    assert parts.engine.chains.holding.incomplete == [0], "the walk has one more page"
+    assert parts.engine.decisions.promotions == [(0, ("", "k"))]
+    parts.clock.time += 1.0
+    await parts.reader._turn()
+    assert parts.engine.chains.holding.incomplete == []
+    assert not parts.engine.chains.holding.may_hold(0, ("", "other"), None)
+    assert parts.engine.chains.holding.may_hold(0, ("", "k"), None)
+    parts.clock.time += 60.0
+    await parts.reader._turn()
+    assert len(parts.outbox.calls("held_keys")) == 2, "nobody asks while all is known"
+
+
+async def test_a_shard_is_read_when_its_parked_rows_have_our_policy() -> None:
+    parts = reading_parts(apply_policy=False, check=Check(1, [], 0.0), page=Page([], [make_row(1, shard=1)]))
+    parts.engine.leases.on_claimed([Claim(1, 1, 0)], parts.clock.now())
+    parts.engine.claimed = [Claim(1, 1, 0, has_other_policy=True)]
+    await parts.reader._turn()
+    assert 1 not in parts.engine.reading.cursors
+    parts.outbox.answers["apply_policy"] = True
+    await parts.reader._turn()
+    assert 1 in parts.engine.reading.cursors
+    assert [call.arguments[0] for call in parts.outbox.calls("apply_policy")] == [{1: 1}, {1: 1}]
 
 
 # ---------------------------------------------------------------- the settler's locked rows

@@ -97,7 +97,7 @@ async def test_every_call_passes_a_transaction_pooling_proxy(proxy_url: str, dat
         assert (await a.settle(a.settlement(setbacks=[parked(others[4])]))).done == others[4:]
         assert await a.load(others[2:4]) == []
         assert len(await a.reload(others)) == 2
-        assert len(await a.holding_keys(range(64), 9)) == 2
+        assert len((await a.held_keys(range(64), None, 9)).keys) == 2
         assert (await a.backlog()).backlog_rows == 4
         assert await a.purge(0.0, 10) == 0
         owners = "SELECT count(*) FROM outbox_shard WHERE owner = 'a-1' AND owner_pid IS NULL"

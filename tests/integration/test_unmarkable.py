@@ -212,7 +212,7 @@ async def test_a_recorded_row_that_is_aside_holds_nothing(
     assert await due(relay) == [2]
     assert (await relay.renew(relay.held(), available=True)).next_due_in_s is not None
     await relay.settle(relay.settlement(sent=(await relay.due(dict.fromkeys(range(ALL), 9), 9)).released))
-    assert await relay.holding_keys(range(ALL), 9) == {}
+    assert (await relay.held_keys(range(ALL), None, 9)).keys == []
     assert (await relay.renew(relay.held(), available=True)).next_due_in_s is None
     settled = await relay.settle(relay.settlement(tested=[two]))
     assert settled.unblocked == [two]
@@ -381,7 +381,7 @@ async def test_a_promotion_behind_a_lock_is_owed(
     assert await states(database) == ["sent", "held+", "held+", "sent", "deferred+"]
     await relay.close()
     other = await started("b").start()
-    stuck = await other.stuck_keys(range(ALL))
+    stuck = await other.stuck()
     assert stuck == [(two.shard, two.key)]
     settled = await settle_beside_a_lock(
         database_url, other, two.seq, lambda: other.settle(other.settlement(promotions=list(stuck)))
@@ -389,7 +389,7 @@ async def test_a_promotion_behind_a_lock_is_owed(
     assert settled.unpromoted == stuck
     settled = await other.settle(other.settlement(promotions=list(stuck)))
     assert settled.promoted == {two.shard}
-    assert await other.stuck_keys(range(ALL)) == []
+    assert await other.stuck() == []
     assert await due(other) == [2, 5]
 
 
@@ -421,7 +421,7 @@ async def test_a_promotion_that_an_operator_cannot_make_is_the_next_owners(
         await application.close()
     assert await states(database) == ["held+", "held+"]
     relay.take(await relay.claim(ALL))
-    stuck = await relay.stuck_keys(range(ALL))
+    stuck = await relay.stuck()
     assert stuck == [(follower.shard, follower.key)]
     settled = await relay.settle(relay.settlement(promotions=list(stuck)))
     assert [each.seq for each in settled.faults] == ([2] if why == "refused" else [])

@@ -58,6 +58,7 @@ class DbShard:
     owner_pid: int | None = None
     leased_until: float = 0.0
     floor: int = 0
+    parked_hold: bool | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,6 +93,9 @@ class DatabaseOptions:
     page_refusals: float = 0.0
     settle_refusals: float = 0.0
     other_refusals: float = 0.0
+    held_page_rows: int = 2000
+    policy_rows: int = 2000
+    """Caps of what a call may do at once, so that few rows need several."""
 
 
 @dataclass(slots=True)
@@ -484,7 +488,7 @@ class Database:
         """Raise the epoch and clear the owner: an operator leaves the rest to the next one, or has lowered the floor."""
         before = self.shards[shard]
         lowest = before.floor if floor is None else min(floor, before.floor)
-        self.put_shard(shard, DbShard(before.epoch + 1, floor=lowest))
+        self.put_shard(shard, DbShard(before.epoch + 1, floor=lowest, parked_hold=before.parked_hold))
         if before.owner is not None:
             self.oracle.taken(shard, before.owner)
 

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
@@ -16,8 +17,11 @@ from relay.core.ports import (
     Discarded,
     Due,
     Held,
+    HeldKey,
+    HeldPage,
     Page,
     PageRequest,
+    Place,
     Renewal,
     Searched,
     Spared,
@@ -61,13 +65,11 @@ class FakeOutbox(Settling):
                     self._judge_run_out(number, shard.owner)
             is_void = shard.floor > database.last_seq()
             until = database.now() + database.options.lease_s
-            database.put_shard(
-                number,
-                DbShard(shard.epoch + 1, self.instance, pid, until, 0 if is_void else shard.floor),
-            )
+            is_same = shard.parked_hold == self.parked_holds
+            floor, policy = 0 if is_void else shard.floor, self.parked_holds if is_same else None
+            database.put_shard(number, DbShard(shard.epoch + 1, self.instance, pid, until, floor, policy))
             self._grant(number)
-            claims.append(Claim(number, shard.epoch + 1, 0 if is_void else shard.floor, is_void))
-            self._apply_policy(number)
+            claims.append(Claim(number, shard.epoch + 1, floor, is_void, not is_same))
         self._commit()
         if claims:
             self._note(
@@ -93,15 +95,6 @@ class FakeOutbox(Settling):
     def _grant(self, shard: int) -> None:
         database = self.database
         database.oracle.grant(self.instance, shard, database.loop.time() + database.options.lease_s)
-
-    def _apply_policy(self, shard: int) -> None:
-        """A parked row stores whether it holds; an owner of another policy rewrites that. H3 follows the take-up."""
-        database = self.database
-        for row in list(database.aside[shard].values()):
-            if row.aside is Aside.PARKED and row.failure_class not in ("expired", "unmarkable"):
-                holds = self.parked_holds and row.key is not None
-                if row.holds != holds:
-                    database.updated(row, holds=holds)
 
     async def renew(self, held: Mapping[int, Held], *, available: bool) -> Renewal:
         pid = self._keeper_pid()
@@ -312,30 +305,61 @@ class FakeOutbox(Settling):
             self._note("due", f"{[row.id for row in released]} blocked {[row.id for row in blocked]}")
         return Due(released, blocked, min(later) - now if later else None)
 
-    async def holding_keys(self, shards: Sequence[int], limit: int) -> Mapping[int, Sequence[Row]]:
-        return await self._call("holding_keys", "reader", at_once(lambda: self._holding_keys(shards, limit)), shards)
+    async def held_keys(self, shards: Sequence[int], after: Place | None, limit: int) -> HeldPage:
+        statement = at_once(lambda: self._held_keys(shards, after, limit))
+        return await self._call("held_keys", "reader", statement, (shards, after))
 
-    def _holding_keys(self, shards: Sequence[int], limit: int) -> Mapping[int, Sequence[Row]]:
-        found: dict[int, list[Row]] = {}
-        for shard in shards:
-            highest: dict[Key, DbRow] = {}
-            for row in sorted(self.database.aside[shard].values(), key=lambda each: each.seq):
-                if row.holds and row.key is not None and self.database.is_sound(row):
-                    highest[row.key] = row
-            if highest:
-                found[shard] = [self._row(row, -1) for row in list(highest.values())[:limit]]
-        return found
-
-    async def stuck_keys(self, shards: Sequence[int]) -> Sequence[tuple[int, Key]]:
-        return await self._call("stuck_keys", "reader", at_once(lambda: self._stuck_keys(shards)), shards)
-
-    def _stuck_keys(self, shards: Sequence[int]) -> Sequence[tuple[int, Key]]:
+    def _held_keys(self, shards: Sequence[int], after: Place | None, limit: int) -> HeldPage:
         database = self.database
-        keys = {(shard, row.key) for shard in shards for row in database.aside[shard].values() if row.key is not None}
-        stuck = [(shard, key) for shard, key in keys if database.is_stuck(shard, key)]
-        if stuck:
-            self._note("stuck", sorted(stuck))
-        return sorted(stuck)
+        limit = min(limit, database.options.held_page_rows)
+        found = sorted(
+            ((zlib.crc32(repr(row.key).encode()) % 4, row.seq), row)
+            for aside in database.aside.values()
+            for row in aside.values()
+            if row.key is not None
+        )
+        looked_at = [(place, row) for place, row in found if after is None or place > after][:limit]
+        keys: dict[tuple[int, int, Key], list[DbRow]] = {}
+        for (hash_, _), row in looked_at:
+            if row.holds and row.shard in shards and row.key is not None and database.is_sound(row):
+                keys.setdefault((hash_, row.shard, row.key), []).append(row)
+        page = [
+            HeldKey(hash_, shard, key, rows[-1].seq, rows[0].aside is Aside.HELD)
+            for (hash_, shard, key), rows in keys.items()
+        ]
+        if page:
+            self._note("held", [(each.key[1], each.highest, each.is_lowest_held) for each in page])
+        return HeldPage(page, looked_at[-1][0] if len(looked_at) >= limit else None)
+
+    async def apply_policy(self, epochs: Mapping[int, int], limit: int) -> bool:
+        statement = at_once(lambda: self._apply_policy(dict(epochs), limit))
+        return await self._call("apply_policy", "reader", statement, epochs)
+
+    def _apply_policy(self, epochs: dict[int, int], limit: int) -> bool:
+        """A parked row stores whether it holds; an owner of another policy rewrites that. H3 follows the take-up."""
+        database = self.database
+        limit = min(limit, database.options.policy_rows)
+        mine = [
+            number
+            for number, epoch in epochs.items()
+            if (database.shards[number].owner, database.shards[number].epoch) == (self.instance, epoch)
+        ]
+        rows = [
+            row
+            for number in mine
+            for row in database.aside[number].values()
+            if row.aside is Aside.PARKED
+            and row.failure_class not in ("expired", "unmarkable")
+            and row.id not in database.row_locks
+            and row.holds != (self.parked_holds and row.key is not None)
+        ][:limit]
+        for row in rows:
+            database.updated(row, holds=self.parked_holds and row.key is not None)
+        if len(rows) < limit:
+            for number in mine:
+                database.put_shard(number, replace(database.shards[number], parked_hold=self.parked_holds))
+        self._commit()
+        return len(rows) < limit
 
     async def arm(self, wait_s: float) -> Armed:
         return await self._call("arm", "reader", self._arm(wait_s, self._sessions.get("reader")), wait_s)

@@ -378,8 +378,9 @@ async def case_a_deferred_head_holds_its_followers(table: Table) -> None:
     rows = list((await read(outbox, claims)).rows)
     await defer(outbox, claims, rows, 0.0, Aside.DEFERRED)
     assert list((await read(outbox, claims)).rows) == []
-    keys = await outbox.holding_keys(sorted(claims), 10)
-    assert [row.key for shard in keys.values() for row in shard] == [("t", "k")]
+    page = await outbox.held_keys(sorted(claims), None, 10)
+    assert [(held.key, held.highest, held.is_lowest_held) for held in page.keys] == [(("t", "k"), rows[2].seq, False)]
+    assert page.reached is None
     shard = rows[0].shard
     for index, id_ in enumerate(ids):
         due = await outbox.due({shard: 3}, 10)
@@ -445,8 +446,8 @@ async def case_a_parked_row_holds_or_does_not(table: Table) -> None:
     seen = await table.row(go[0].id)
     assert seen is not None
     assert (seen.aside, seen.attempts) == ("parked", 5)
-    keys = await outbox.holding_keys(sorted(claims), 10)
-    assert {row.key for shard in keys.values() for row in shard} == {("t", "hold")}
+    page = await outbox.held_keys(sorted(claims), None, 10)
+    assert {held.key for held in page.keys} == {("t", "hold")}
     backlog = await outbox.backlog()
     assert (backlog.parked_rows, backlog.held_rows, backlog.held_keys) == (2, 1, 1)
     assert backlog.backlog_rows == 1

@@ -104,6 +104,8 @@ def _database(rng: random.Random) -> DatabaseOptions:
         due_inline_bytes=rng.choice([100, 16_384]),
         page_refusals=rng.choice([0.0, 0.0, 0.03]),
         settle_refusals=rng.choice([0.0, 0.0, 0.05]),
+        held_page_rows=rng.choice([1, 3, 2000]),
+        policy_rows=rng.choice([2, 2000]),
         other_refusals=rng.choice([0.0, 0.0, 0.0, 0.03]),
     )
 
