@@ -1,0 +1,91 @@
+"""`python -m bench.readme`: puts the figures of bench/results/short.json into README.md, between its two marks.
+
+README quotes nothing else about speed; a test compares the two.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, Final
+
+ROOT: Final = Path(__file__).parent.parent
+RESULT: Final = ROOT / "bench" / "results" / "short.json"
+README: Final = ROOT / "README.md"
+BEGIN: Final = "<!-- figures: written by `python -m bench.readme` from bench/results/short.json -->"
+END: Final = "<!-- end of figures -->"
+
+Result = Mapping[str, Any]
+
+ROWS: Final[tuple[tuple[str, Callable[[Result], str]], ...]] = (
+    ("drain of a backlog, `delete`", lambda r: f"{r['drain_msgs_s']:,.0f} messages a second"),
+    (
+        "… of what a C publisher reaches at the same broker",
+        lambda r: f"{r['drain_ratio']:.2f} of {r['ceiling_msgs_s']:,.0f} (`mark`: {r['drain_ratio_mark']:.2f})",
+    ),
+    (
+        "… classic queue, 50 keys, one hot key against C with a window of 1",
+        lambda r: f"{r['drain_ratio_classic']:.2f}, {r['drain_ratio_50_keys']:.2f}, {r['hot_key_ratio']:.2f}",
+    ),
+    (
+        "against a relay in aio-pika, gathered; awaited one by one",
+        lambda r: f"{r['drain_ratio'] / r['gathered_ratio']:.1f} ×; {r['drain_ratio'] / r['naive_ratio']:.0f} ×",
+    ),
+    (
+        "commit to confirm at 1,000 rows a second, p50, p99",
+        lambda r: f"{r['trickle_1000_p50_ms']:.1f} ms, {r['trickle_1000_p99_ms']:.1f} ms",
+    ),
+    ("a row that wakes an idle relay, p50", lambda r: f"{r['idle_wakeup_p50_ms']:.1f} ms"),
+    (
+        "CPU a message: relay; PostgreSQL by `delete`, by `mark`",
+        lambda r: (
+            f"{r['relay_cpu_us']:.1f} µs; {r['postgres_cpu_us_delete']:.1f} µs, {r['postgres_cpu_us_mark']:.1f} µs"
+        ),
+    ),
+    (
+        "a read beside 100,000 sent rows; beside as many parked, deferred and held",
+        lambda r: f"{r['claim_growth_1e5']:.2f} ×; {r['claim_growth_parked_1e5']:.2f} ×",
+    ),
+    (
+        "writers' commit rate, against a plain outbox: single rows; batches of 100",
+        lambda r: f"{r['writers_ratio_single']:.2f}; {r['writers_ratio_batch100']:.2f}",
+    ),
+    ("memory: idle; at most", lambda r: f"{r['idle_rss_mb']:.0f} MB; {r['peak_rss_mb']:.0f} MB"),
+    ("start to ready", lambda r: f"{r['start_to_ready_s']:.1f} s"),
+)
+
+
+def figures(result: Result) -> str:
+    """The table, with a line that says what it was measured on. Raises KeyError where the document lacks a key."""
+    machine, versions = result["machine"], result["versions"]
+    lines = [
+        f"| measured on {machine['cores']} cores ({machine['cpu']}), RabbitMQ {versions['rabbitmq']}, quorum queue, "
+        f"PostgreSQL {versions['postgresql']}, 250-byte bodies, 5,000 keys | |",
+        "| --- | --- |",
+        *(f"| {name} | {figure(result)} |" for name, figure in ROWS),
+    ]
+    return "\n".join(lines)
+
+
+def quoting(readme: str, result: Result) -> str:
+    """README's text with these figures between its marks. Raises ValueError where a mark is missing."""
+    before, begin, rest = readme.partition(BEGIN)
+    _, end, after = rest.partition(END)
+    if not begin or not end:
+        raise ValueError(f"README.md lacks its marks: {BEGIN} and {END}")
+    return f"{before}{BEGIN}\n{figures(result)}\n{END}{after}"
+
+
+def main() -> int:
+    if not RESULT.exists():
+        print(f"bench.readme: there is no {RESULT.relative_to(ROOT)}: run `make bench` first", file=sys.stderr)
+        return 1
+    README.write_text(quoting(README.read_text(), json.loads(RESULT.read_text())))
+    print(f"README.md quotes {RESULT.relative_to(ROOT)}")
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
