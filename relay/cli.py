@@ -156,12 +156,19 @@ def _inbox_migrate(options: argparse.Namespace, console: _Console) -> int:
     from relay.inbox import migrate
 
     if options.print:
-        sys.stdout.write(migrate.printed(role=options.role))
+        sys.stdout.write(migrate.printed(table=config.inbox_table, role=options.role))
         return 0
     console.warn()
-    _await(migrate.run(config.inbox_database(), role=options.role))
-    print("processed_messages: in place")
+    _await(migrate.run(config.inbox_database(), table=config.inbox_table, role=options.role))
+    print(f"processed_messages, {config.inbox_table}: in place")
     return 0
+
+
+def _inbox_run(options: argparse.Namespace, console: _Console) -> int:
+    config = console.config("inbox run")
+    from relay.inbox import sidecar
+
+    return sidecar.run(config, console.warnings)
 
 
 # ---------------------------------------------------------------- check
@@ -613,10 +620,16 @@ def _parser() -> argparse.ArgumentParser:
     inbox = _add(commands, "inbox", None, "the consumer's half")
     inbox_commands = inbox.add_subparsers(title="commands", metavar="COMMAND", required=True)
     inbox_migrate = _add(
-        inbox_commands, "migrate", _inbox_migrate, "create the consumer's table in the consumer's database"
+        inbox_commands, "migrate", _inbox_migrate, "create the consumer's tables in the consumer's database"
     )
     inbox_migrate.add_argument("--print", action="store_true", help="write the SQL for psql, touch nothing")
     inbox_migrate.add_argument("--role", metavar="NAME", help="grant an existing role what a consumer needs")
+    _add(
+        inbox_commands,
+        "run",
+        _inbox_run,
+        "the consumer's sidecar: a queue into the inbox table, until SIGTERM or SIGINT",
+    )
     return parser
 
 
