@@ -120,9 +120,10 @@ class _Console:
 
 def _run(options: argparse.Namespace, console: _Console) -> int:
     config = console.config("run")
-    from relay import daemon
+    from relay import daemon, tracing
 
-    return daemon.run(config, console.warnings)
+    is_traced, warnings = tracing.is_wanted(console.environ)
+    return daemon.run(config, (*console.warnings, *warnings), is_traced=is_traced)
 
 
 # ---------------------------------------------------------------- migrate
