@@ -61,7 +61,6 @@ def run(config: Config, warnings: Sequence[str] = (), *, is_traced: bool = False
 def _calm_collector(read_ahead_max: int) -> None:
     """Rows are bounded in number and leave no cycles behind, but Python's collector would go through them page after
     page, a tenth of the relay's CPU. It comes when there is more than a full memory of rows explains."""
-    gc.collect()
     gc.freeze()
     gc.set_threshold(GC_OBJECTS_MIN + GC_OBJECTS_PER_ROW * read_ahead_max)
 
