@@ -55,7 +55,12 @@ def check_identity(
 
 def cause(error: BaseException | None) -> ssl.SSLError | None:
     """The TLS error behind a driver's own; None where there is none."""
+    seen: set[int] = set()
     while error is not None and not isinstance(error, ssl.SSLError):
+        # Drivers that raise one exception object twice make a circle of its chain.
+        if id(error) in seen:
+            return None
+        seen.add(id(error))
         error = error.__cause__ or error.__context__
     return error
 

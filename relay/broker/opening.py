@@ -9,10 +9,11 @@ import asyncio
 import logging
 import ssl
 from collections.abc import Awaitable, Callable, Sequence
-from typing import Final, TypeVar
+from typing import Any, Final, TypeVar
 
 from aiormq import Connection
 from aiormq.exceptions import (
+    AMQPConnectionError,
     AMQPError,
     AuthenticationError,
     ProbableAuthenticationError,
@@ -78,7 +79,7 @@ async def opened(address_url: str, name: str, finish: Callable[[Connection, Wire
     is_open = False
     try:
         async with asyncio.timeout(timeout_s):
-            await connection.connect(properties)
+            await shake_hands(connection, properties)
             assert factory.wire is not None, "connected"
             found = await finish(connection, factory.wire)
             is_open = True
@@ -95,6 +96,22 @@ async def opened(address_url: str, name: str, finish: Callable[[Connection, Wire
     finally:
         if not is_open:
             await _discard(connection, factory)
+
+
+async def shake_hands(connection: Connection, properties: dict[str, Any] | None = None) -> None:
+    """aiormq's connect. What a server that hangs up between two frames, or says garbage, makes it raise is written
+    down nowhere (StopAsyncIteration, struct.error, AttributeError ...): each is a connection that came to nothing.
+
+    Raises AMQPError, OSError, ValueError, RuntimeError.
+    """
+    try:
+        await connection.connect(properties)
+    except (AMQPError, OSError, ValueError, RuntimeError):
+        raise
+    except Exception as error:
+        raise AMQPConnectionError(
+            f"the connection broke off while it was being opened ({type(error).__name__})"
+        ) from error
 
 
 def _connection(url: URL, factory: WireFactory) -> Connection:

@@ -15,6 +15,7 @@ from aiormq.exceptions import AMQPError, ChannelClosed
 from yarl import URL
 
 from relay.broker.exchanges import refusal
+from relay.broker.opening import shake_hands
 
 TIMEOUT_S: Final = 20.0
 """For everything; a large message over a slow line, or a broker that blocks publishers, is given up."""
@@ -36,7 +37,7 @@ async def survey(url: str, size_bytes: int | None) -> Survey | None:
     connection = Connection(URL(url))
     try:
         async with asyncio.timeout(TIMEOUT_S):
-            await connection.connect()
+            await shake_hands(connection)
             said = connection.server_properties
             product, version = (_text(said.get(name)) for name in ("product", "version"))
             refused, is_known = None, False
