@@ -8,7 +8,6 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from typing import Any
-from urllib.parse import urlsplit
 
 import aio_pika
 import asyncpg
@@ -20,8 +19,8 @@ from relay.inbox.publisher import Lane
 from relay.servers import PostgresServer
 from relay.topology import names
 from tests.conftest import eventually
-from tests.e2e.proxy import Proxy
 from tests.inbox.site import LADDER, QUEUE, Site, apply
+from tests.proxy import Proxy
 
 DIES_BEFORE_ITS_ACK = """
 import asyncio, os, signal, sys
@@ -167,8 +166,7 @@ async def test_retry_published_and_the_ack_lost(inbox: Site, monkeypatch: pytest
             raise Transient("not yet")
         await apply(message, connection)
 
-    parts = urlsplit(inbox.amqp_url)
-    async with Proxy(parts.port or 5672) as proxy:
+    async with Proxy(inbox.amqp_url) as proxy:
         publish = Lane.publish
 
         async def publish_and_lose_the_link(self: Lane, copy: Copy) -> None:
@@ -177,8 +175,7 @@ async def test_retry_published_and_the_ack_lost(inbox: Site, monkeypatch: pytest
 
         monkeypatch.setattr(Lane, "publish", publish_and_lose_the_link)
         await inbox.declare()
-        through = inbox.amqp_url.replace(f":{parts.port}", f":{proxy.port}")
-        consumer = await inbox.start(inbox.consumer(handle, amqp_url=through))
+        consumer = await inbox.start(inbox.consumer(handle, amqp_url=proxy.url))
         await inbox.publish("m1")
         await eventually(lambda: consumer.metrics.messages[Outcome.DUPLICATE] == 1)
         assert await inbox.effects() == {"m1": 1}

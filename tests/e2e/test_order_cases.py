@@ -3,34 +3,30 @@
 from __future__ import annotations
 
 import random
-from urllib.parse import urlsplit, urlunsplit
 
 import asyncpg
 
 from tests.conftest import eventually
 from tests.e2e.conftest import Daemon, Site
 from tests.e2e.ledger import drain, ledger
-from tests.e2e.proxy import Proxy
+from tests.proxy import Proxy, Side
 
 
 async def test_case_07_confirms_are_lost_and_the_connection_reset_twenty_times(site: Site) -> None:
     """The broker took what it never got to say: everything comes again, nothing is lost or overtaken."""
     rows, cuts, keys = 5000, 20, 50
     await site.insert_many(rows, keys)
-    url = urlsplit(site.amqp_url)
-    assert url.port is not None
-    async with Proxy(url.port) as proxy:
-        through = urlunsplit(url._replace(netloc=url.netloc.replace(f":{url.port}", f":{proxy.port}")))
-        daemon = await site.start(amqp_url=through, max_rate="1500").ready()
+    async with Proxy(site.amqp_url) as proxy:
+        daemon = await site.start(amqp_url=proxy.url, max_rate="1500").ready()
         for cut in range(cuts):
             # More than was confirmed and unsettled at the last cut: the new link works.
             settled = daemon.metric("relay_rows_sent_total")
             await _reached(daemon, "relay_rows_sent_total", settled + 150)
-            proxy.is_deaf = True
+            proxy.deaf = {Side.SERVER}
             # The gauge is a second old at most: one message a key waits for a confirm that never comes.
             await _reached(daemon, "relay_in_flight_messages", keys)
             proxy.reset()
-            proxy.is_deaf = False
+            proxy.heal()
             await _reached(daemon, "relay_reconnects_total", cut + 1)
         await site.all_sent(60)
     found = await ledger(site.database, site.amqp_url)

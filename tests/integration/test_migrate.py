@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import os
-import shutil
 import subprocess
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from typing import Any
-from urllib.parse import urlsplit, urlunsplit
+from urllib.parse import urlsplit
 
 import asyncpg
 import pytest
@@ -25,9 +23,10 @@ from relay.errors import (
     UsageError,
 )
 from relay.message import PayloadType
-from relay.servers import PostgresServer, find_postgres, free_port
+from relay.servers import PostgresServer, find_postgres
 from relay.values import TableName
 from tests.conftest import eventually
+from tests.pooler import IS_INSTALLED, Pooler
 
 WRITERS_COLUMNS = {
     "id": ("text", "(gen_random_uuid())::text"),
@@ -313,42 +312,12 @@ async def test_a_failed_migration_leaves_the_session_usable_and_nothing_behind(
     assert await database.fetchval("SELECT to_regclass('outbox')") is None
 
 
-@pytest.fixture
-def pooler_url(database_url: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """The test's database behind PgBouncer in transaction mode."""
-    if (program := shutil.which("pgbouncer", path="/usr/sbin:/usr/bin:/usr/local/bin")) is None:
-        pytest.skip("PgBouncer is not installed")
-    directory, port, parts = tmp_path_factory.mktemp("pgbouncer"), free_port(), urlsplit(database_url)
-    (directory / "users").write_text(f'"{parts.username}" "x"\n')
-    (directory / "pgbouncer.ini").write_text(
-        f"[databases]\n* = host={parts.hostname} port={parts.port}\n"
-        f"[pgbouncer]\nlisten_addr = 127.0.0.1\nlisten_port = {port}\nunix_socket_dir =\n"
-        f"auth_type = trust\nauth_file = {directory}/users\npool_mode = transaction\n"
-    )
-    command = [program, str(directory / "pgbouncer.ini")]
-    user = None
-    if os.geteuid() == 0:  # it refuses to run as root
-        user = "nobody"
-        for path in (directory, *directory.iterdir()):
-            shutil.chown(path, user)
-        for parent in (directory.parent, directory.parent.parent):
-            parent.chmod(parent.stat().st_mode | 0o011)
-    with subprocess.Popen(command, user=user, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:
-        yield urlunsplit(parts._replace(netloc=f"{parts.username}@127.0.0.1:{port}"))
-        process.terminate()
-
-
-async def test_case_21_behind_a_transaction_pooling_proxy(pooler_url: str, database_url: str) -> None:
-    async def is_up() -> Any:
-        with contextlib.suppress(DatabaseUnavailable):
-            await (await connect(pooler_url)).close()
-            return True
-        return False
-
-    await eventually(is_up)
-    done = await asyncio.gather(*(migrate.run(pooler_url) for _ in range(4)))
-    again = await migrate.run(database_url)
-    assert again == migrate.Migrated(migrate.SCHEMA_VERSION, done[0].schema)
+@pytest.mark.skipif(not IS_INSTALLED, reason="pgbouncer is not installed")
+async def test_case_21_behind_a_transaction_pooling_proxy(database_url: str) -> None:
+    with Pooler(database_url) as pooler:
+        done = await asyncio.gather(*(migrate.run(pooler.url) for _ in range(4)))
+        again = await migrate.run(database_url)
+        assert again == migrate.Migrated(migrate.SCHEMA_VERSION, done[0].schema)
 
 
 async def test_prepared_transactions_leave_the_doorbell_out() -> None:

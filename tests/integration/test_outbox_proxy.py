@@ -3,66 +3,25 @@
 from __future__ import annotations
 
 import asyncio
-import os
-import shutil
-import subprocess
-import tempfile
 from collections.abc import AsyncIterator
-from pathlib import Path
-from urllib.parse import urlsplit
 
 import asyncpg
 import pytest
 
 from relay import migrate
 from relay.core.ports import Armed, Settlement
-from relay.servers import free_port
-from tests.conftest import eventually
 from tests.integration.test_outbox import Relay, deferred, insert, parked, states
+from tests.pooler import IS_INSTALLED, Pooler
 
-pytestmark = pytest.mark.skipif(shutil.which("pgbouncer") is None, reason="pgbouncer is not installed")
+pytestmark = pytest.mark.skipif(not IS_INSTALLED, reason="pgbouncer is not installed")
 
 
 @pytest.fixture
 async def proxy_url(database_url: str) -> AsyncIterator[str]:
     """A private pgbouncer in front of the test's database; two server sessions, shared by all."""
     await migrate.run(database_url)
-    server = urlsplit(database_url)
-    port = free_port()
-    user = "postgres" if os.geteuid() == 0 else None  # it refuses to run as root
-    with tempfile.TemporaryDirectory(prefix="relay-proxy-") as name:
-        directory = Path(name)
-        config = directory / "pgbouncer.ini"
-        config.write_text(
-            f"[databases]\n* = host={server.hostname} port={server.port} user={server.username or 'postgres'}\n"
-            f"[pgbouncer]\nlisten_addr = 127.0.0.1\nlisten_port = {port}\nunix_socket_dir =\nauth_type = any\n"
-            f"pool_mode = transaction\ndefault_pool_size = 2\nlogfile = {directory / 'log'}\n"
-        )
-        if user is not None:
-            shutil.chown(directory, user)
-        process = _start(config, user)
-        url = server._replace(netloc=f"postgres@127.0.0.1:{port}").geturl()
-
-        async def accepts() -> bool:
-            try:
-                _, writer = await asyncio.open_connection("127.0.0.1", port)
-            except OSError:
-                return False
-            writer.close()
-            await writer.wait_closed()
-            return True
-
-        try:
-            await eventually(accepts)
-            yield url
-        finally:
-            process.terminate()
-            process.wait(10)
-
-
-def _start(config: Path, user: str | None) -> subprocess.Popen[bytes]:
-    command = ["pgbouncer", "-q", str(config)]
-    return subprocess.Popen(command, user=user, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    with Pooler(database_url) as pooler:
+        yield pooler.url
 
 
 async def test_every_call_passes_a_transaction_pooling_proxy(proxy_url: str, database_url: str) -> None:
