@@ -4,6 +4,7 @@
 #   make test                     the short tests          make test-long   those that take minutes
 #   make lint types               ruff, mypy --strict
 #   make sim SEEDS=500 FROM=0     random histories in simulation
+#   make faults                   the fault matrix on real servers, and its table in docs/guarantees.md (minutes)
 #   make bench                    the benchmark suite: ten minutes of a quiet machine (bench-long: hours)
 #
 # make test PYTEST="tests/core -x" passes arguments on.
@@ -13,7 +14,7 @@ SEEDS ?= 500
 FROM ?= 0
 PYTEST ?=
 
-.PHONY: setup demo test test-long lint types format bench bench-long sim
+.PHONY: setup demo test test-long lint types format bench bench-long sim faults
 
 setup:
 	@.ci/setup
@@ -46,3 +47,6 @@ bench-long: setup
 
 sim: setup
 	$(PYTHON) -m tests.sim --seeds $(SEEDS) --from $(FROM)
+
+faults: setup
+	$(PYTHON) -m tests.faults --table

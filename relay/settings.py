@@ -239,8 +239,7 @@ SETTINGS: tuple[Setting, ...] = (
         values.duration,
         "age at which marked rows are purged, in small batches",
         _DURATIONS,
-        # The sidecar's own retention has to be longer.
-        (*_ENGINE, INBOX_RUN),
+        _ENGINE,
     ),
     Setting(
         "RELAY_MAX_READ_AHEAD",
@@ -337,8 +336,7 @@ SETTINGS: tuple[Setting, ...] = (
         values.duration_between(0.001),
         "age at which parked rows are discarded",
         f"{_DURATIONS}; above zero",
-        # The sidecar's own retention has to be longer.
-        (*_ENGINE, INBOX_RUN),
+        _ENGINE,
         shown_default="for ever",
     ),
     Setting(

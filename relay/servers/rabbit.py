@@ -118,12 +118,8 @@ class RabbitServer(Server):
 
     def add_vhost(self, name: str, user: str = "guest") -> str:
         """Create a vhost where `user` may do anything; returns its URL."""
-        vhost, who = _binary(name), _binary(user)
-        everything = ", ".join([_binary(".*")] * 3)
-        self.eval(
-            f"rabbit_vhost:add({vhost}, {who}), "
-            f"rabbit_auth_backend_internal:set_permissions({who}, {vhost}, {everything}, {who})"
-        )
+        self.eval(f"rabbit_vhost:add({_binary(name)}, {_binary(user)})")
+        self.permit(user, name)
         return self.amqp_url(name)
 
     def delete_vhost(self, name: str) -> None:
@@ -133,6 +129,25 @@ class RabbitServer(Server):
     def memory_alarm(self, on: bool) -> None:
         """Raise or clear the memory alarm: publishing connections are blocked (`connection.blocked`)."""
         self.eval(f"vm_memory_monitor:set_vm_memory_high_watermark({'{absolute, 1}' if on else '0.4'})")
+
+    def disk_alarm(self, on: bool) -> None:
+        """Raise or clear the disk alarm, which blocks as the other one does."""
+        self.eval(f"rabbit_disk_monitor:set_disk_free_limit({_binary('900000GB' if on else '50MB')})")
+
+    def add_user(self, name: str, password: str) -> None:
+        """Create a user without any right."""
+        self.eval(f"rabbit_auth_backend_internal:add_user({_binary(name)}, {_binary(password)}, {_binary('guest')})")
+
+    def change_password(self, name: str, password: str) -> None:
+        """Connections that exist stay."""
+        who, secret = _binary(name), _binary(password)
+        self.eval(f"rabbit_auth_backend_internal:change_password({who}, {secret}, {_binary('guest')})")
+
+    def permit(self, user: str, vhost: str, *, configure: str = ".*", write: str = ".*", read: str = ".*") -> None:
+        """What `user` may do in a vhost, as regular expressions. A channel that exists goes by what it asked before."""
+        rights = ", ".join(_binary(pattern) for pattern in (configure, write, read))
+        who, where = _binary(user), _binary(vhost)
+        self.eval(f"rabbit_auth_backend_internal:set_permissions({who}, {where}, {rights}, {_binary('guest')})")
 
     def stop(self) -> None:
         """SIGTERM: the node closes its connections and ends, in 1 s, or 6 s with the management plugin."""

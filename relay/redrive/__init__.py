@@ -1,1 +1,0 @@
-"""`relay redrive`: parked messages of a broker's queue back to work."""

@@ -1,0 +1,91 @@
+"""A writer as applications have it: small transactions, one after the other, on a connection that may be lost."""
+
+from __future__ import annotations
+
+import asyncio
+from types import TracebackType
+from typing import Final
+
+import asyncpg
+
+ROWS_A_COMMIT: Final = 8
+_INSERT: Final = """
+    INSERT INTO outbox (id, event_type, aggregate_type, aggregate_id, payload)
+    SELECT 'w' || n, 'ok.x', 'order', (n % $3)::text, '{}'
+    FROM generate_series($1::int, $2::int) n
+"""
+_GONE: Final = (asyncpg.PostgresError, asyncpg.InterfaceError, OSError, TimeoutError)
+
+
+class Load:
+    """Commits rows over `keys` keys, about `rows_s` a second while the server takes them, until stopped.
+
+    `answered` are the ids whose COMMIT was answered: whatever happens, these are owed. A transaction whose answer
+    was lost may be there or not; its ids are not used again.
+    """
+
+    def __init__(self, url: str, *, keys: int = 40, rows_s: float = 300.0) -> None:
+        self._url = url
+        self._keys = keys
+        self._pause_s = ROWS_A_COMMIT / rows_s
+        self._next = 1
+        self._stopped = asyncio.Event()
+        self._may_write = asyncio.Event()
+        self._may_write.set()
+        self._is_idle = asyncio.Event()
+        self._task: asyncio.Task[None] | None = None
+        self.answered: list[str] = []
+
+    async def __aenter__(self) -> Load:
+        self._task = asyncio.get_running_loop().create_task(self._run())
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.stop()
+
+    async def stop(self) -> None:
+        """Write no more; raises what went wrong in the writer itself. May be called again."""
+        assert self._task is not None
+        self._stopped.set()
+        self._may_write.set()
+        await asyncio.wait_for(self._task, 30)
+
+    async def pause(self) -> None:
+        """No transaction is open when it returns."""
+        self._is_idle.clear()
+        self._may_write.clear()
+        await asyncio.wait_for(self._is_idle.wait(), 30)
+
+    def resume(self) -> None:
+        self._may_write.set()
+
+    async def _run(self) -> None:
+        connection: asyncpg.Connection[asyncpg.Record] | None = None
+        while not self._stopped.is_set():
+            if not self._may_write.is_set():
+                self._is_idle.set()
+                await self._may_write.wait()
+                continue
+            try:
+                if connection is None or connection.is_closed():
+                    connection = await asyncpg.connect(self._url, timeout=3)
+                first, self._next = self._next, self._next + ROWS_A_COMMIT
+                await connection.execute(_INSERT, first, self._next - 1, self._keys, timeout=3)
+                self.answered += [f"w{n}" for n in range(first, self._next)]
+            except _GONE:
+                # What the application would do: again, later. Its rows of this transaction are not owed.
+                if connection is not None:
+                    connection.terminate()
+                    connection = None
+            await self._paced()
+        if connection is not None:
+            connection.terminate()
+
+    async def _paced(self) -> None:
+        """The rate's pause, shorter when it is being stopped."""
+        try:
+            await asyncio.wait_for(self._stopped.wait(), self._pause_s)
+        except TimeoutError:
+            return

@@ -1,0 +1,190 @@
+"""Where a fault happens: relays, each behind proxies of its own, a writer that never stops, and the oracle."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Final
+from urllib.parse import unquote, urlsplit
+
+from relay.servers import PostgresServer, RabbitServer
+from tests.conftest import eventually
+from tests.e2e.conftest import Daemon, Site
+from tests.e2e.ledger import Ledger, ledger
+from tests.faults.load import Load
+from tests.faults.report import PROPERTY, Finding
+from tests.proxy import Proxy
+
+IN_FLIGHT: Final = 200
+"""`RELAY_MAX_IN_FLIGHT` of every relay here: what one fault may repeat per relay (G4)."""
+
+LEASE_S: Final = 2.0
+BACK_S: Final = 15.0
+"""Documented in docs/guarantees.md (G10): reconnects back off to 5 s, a lease is 5 s at its default, and then
+there is a backlog to drain. A test that waits longer fails."""
+
+LINES_A_LIFE: Final = 8
+"""Start, two connections, stop: what a relay logs without any fault."""
+LINES_A_FAULT: Final = 12
+TRIES_S: Final = 3.0
+"""Connections opened per second of outage are fewer than this, per relay and server (three sessions at PostgreSQL)."""
+
+
+@dataclass(slots=True)
+class Post:
+    """A relay's place: its proxies stay when it is killed and started again."""
+
+    name: str
+    broker: Proxy
+    database: Proxy
+    settings: dict[str, str]
+    daemon: Daemon | None = None
+
+    @property
+    def relay(self) -> Daemon:
+        assert self.daemon is not None, "not started"
+        return self.daemon
+
+
+@dataclass(slots=True)
+class Stage:
+    """Use: `up`, the fault, `back` when it has ended, `verdict`."""
+
+    site: Site
+    load: Load
+    rabbit: RabbitServer
+    postgres: PostgresServer
+    record: Callable[[str, object], None]
+    stack: contextlib.AsyncExitStack
+    posts: list[Post] = field(default_factory=list)
+    change_url: Callable[[str], str] = str
+    """What becomes of the broker's URL before it is led through a proxy."""
+    change_database_url: Callable[[str], str] = str
+    lives: int = 0
+    back_s: float = 0.0
+    earlier: list[str] = field(default_factory=list)
+    """Ids that were taken off the queue before the end."""
+
+    @property
+    def vhost(self) -> str:
+        return unquote(urlsplit(self.site.amqp_url).path[1:])
+
+    async def post(self, name: str, **settings: str) -> Post:
+        """A new relay's place; nothing is started."""
+        broker = await self.stack.enter_async_context(Proxy(self.change_url(self.site.amqp_url)))
+        database = await self.stack.enter_async_context(Proxy(self.change_database_url(self.site.database_url)))
+        through = {"amqp_url": broker.url, "database_url": database.url}
+        defaults = {"max_in_flight": str(IN_FLIGHT), "max_read_ahead": str(2 * IN_FLIGHT), "lease": f"{LEASE_S:g}s"}
+        post = Post(name, broker, database, {"name": name, **defaults, **through, **settings})
+        self.posts.append(post)
+        return post
+
+    def start(self, post: Post) -> Daemon:
+        self.lives += 1
+        post.daemon = self.site.start(**post.settings)
+        return post.daemon
+
+    async def up(self, relays: int, **settings: str) -> list[Post]:
+        """So many relays under load, each with a share of the shards and rows of its own sent."""
+        for number in range(relays):
+            self.start(await self.post(f"relay-{number + 1}", **settings))
+        for post in self.posts:
+            await post.relay.ready(30)
+        for post in self.posts:
+            await self.works(post, shards=64 // relays)
+        return self.posts
+
+    async def works(self, post: Post, *, shards: int) -> None:
+        """It owns that many shards, and its rows arrive."""
+        await eventually(lambda: post.relay.metric("relay_shards_owned") == shards, 30, interval_s=0.05)
+        await self.sends(post)
+
+    async def sends(self, post: Post, rows: int = 50) -> None:
+        """It has settled so many rows from now on."""
+        before = post.relay.metric("relay_rows_sent_total")
+        await eventually(lambda: post.relay.metric("relay_rows_sent_total") >= before + rows, 30, interval_s=0.05)
+
+    async def until_metric(self, post: Post, name: str, value: float, timeout_s: float = 30.0) -> None:
+        await eventually(lambda: post.relay.metric(name) >= value, timeout_s, interval_s=0.05)
+
+    async def back(self, *, within_s: float = BACK_S) -> float:
+        """The fault has ended: wait until everything committed so far is sent. Seconds; AssertionError after
+        `within_s`."""
+        began = time.monotonic()
+        if self.site.database.is_closed():
+            await self.site.reconnect()
+        newest = await self.site.database.fetchval("SELECT coalesce(max(seq), 0) FROM outbox")
+        owed = f"FROM outbox WHERE sent_at IS NULL AND seq <= {int(newest)}"
+
+        async def is_back() -> bool:
+            return not await self.site.database.fetchval(f"SELECT EXISTS (SELECT {owed})")
+
+        try:
+            await eventually(is_back, within_s, interval_s=0.05)
+        except AssertionError as error:
+            left = await self.site.database.fetch(f"SELECT seq, id, aside, attempts {owed} ORDER BY seq LIMIT 5")
+            raise AssertionError(f"{error}; left {left}; logs {self.logs()}") from error
+        self.back_s = time.monotonic() - began
+        return self.back_s
+
+    def logs(self) -> list[str]:
+        """What each life of each relay wrote, for a failure's text."""
+        return [daemon.text() for daemon in self.site.daemons]
+
+    async def verdict(
+        self,
+        fault: str,
+        *,
+        copies_max: int,
+        within_s: float = BACK_S,
+        attempts_max: int = 0,
+        faults: int = 1,
+        outage_s: float = 0.0,
+    ) -> Finding:
+        """Stop the writer, let the relays finish, judge. `faults` bounds the log, `outage_s` the reconnects.
+
+        `attempts_max` is what one row may have used up.
+        """
+        await self.load.stop()
+        if self.site.database.is_closed():
+            await self.site.reconnect()
+        await self.site.all_sent(60)
+        reconnects = sum(int(post.relay.metric("relay_reconnects_total")) for post in self.posts)
+        for post in self.posts:
+            assert await post.relay.stop() == 0, post.relay.text()
+        attempts = int(await self.site.database.fetchval("SELECT coalesce(max(attempts), 0) FROM outbox"))
+        found = await ledger(self.site.database, self.site.amqp_url, earlier=self.earlier)
+        finding = Finding(
+            fault=fault,
+            relays=len(self.posts),
+            rows=len(found.keys),
+            lost=len(found.lost) + len(set(self.load.answered) - found.keys.keys()),
+            out_of_order=len(found.overtaken()),
+            copies=found.duplicates,
+            copies_max=copies_max,
+            back_s=self.back_s,
+            back_s_max=within_s,
+            attempts=attempts,
+            log_lines=sum(len(daemon.events()) for daemon in self.site.daemons),
+            reconnects=reconnects,
+        )
+        self.record(PROPERTY, finding.text())
+        self._judge(finding, found, attempts_max=attempts_max, faults=faults, outage_s=outage_s)
+        return finding
+
+    def _judge(self, finding: Finding, found: Ledger, *, attempts_max: int, faults: int, outage_s: float) -> None:
+        assert not set(self.load.answered) - found.keys.keys(), "PostgreSQL lost what it had answered"
+        found.assert_complete(duplicates_max=finding.copies_max)
+        assert finding.attempts <= attempts_max
+        assert finding.back_s <= finding.back_s_max
+        texts = self.logs()
+        assert not any("Traceback" in text for text in texts), texts
+        lines_max = LINES_A_LIFE * self.lives + LINES_A_FAULT * faults * len(self.posts)
+        assert finding.log_lines <= lines_max, texts
+        for post in self.posts:
+            # A start opens one connection at the broker and three at the database; each fault another set.
+            tries = 4 * (self.lives + faults) + TRIES_S * outage_s
+            assert post.broker.accepted <= tries, (post.name, post.broker.accepted)
+            assert post.database.accepted <= 3 * tries, (post.name, post.database.accepted)

@@ -1,0 +1,147 @@
+"""PostgreSQL fails in every way that a server can, with two relays under load."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from typing import Final
+
+import asyncpg
+import pytest
+
+from tests.faults.stage import IN_FLIGHT, Stage
+from tests.faults.test_broker import LONG_RELAYS, OUTAGE_S, RELAYS, passed
+from tests.pooler import Pooler
+
+ALTER_S_MAX: Final = 5.0
+"""Documented: an ALTER waits for one settlement at most, which is bounded by the lease (L7)."""
+
+
+@RELAYS
+async def test_postgres_killed(stage: Stage, relays: int) -> None:
+    await stage.up(relays)
+    await asyncio.to_thread(stage.postgres.crash)
+    for post in stage.posts:
+        await post.relay.not_ready("database")
+    await asyncio.to_thread(stage.postgres.restart)
+    await stage.back()
+    await stage.verdict("PostgreSQL killed (SIGKILL) and started again", copies_max=relays * IN_FLIGHT, outage_s=10)
+
+
+@pytest.mark.long
+@LONG_RELAYS
+async def test_postgres_restarted(stage: Stage, relays: int) -> None:
+    await stage.up(relays)
+    await asyncio.to_thread(stage.postgres.restart)
+    await stage.back()
+    await stage.verdict("PostgreSQL stopped in good order and started", copies_max=relays * IN_FLIGHT, outage_s=10)
+
+
+@pytest.mark.long
+@LONG_RELAYS
+async def test_postgres_frozen(stage: Stage, relays: int) -> None:
+    """Longer than a lease and than every deadline: what was confirmed meanwhile is settled, or published again."""
+    await stage.up(relays)
+    stage.postgres.freeze()
+    try:
+        for post in stage.posts:
+            await post.relay.not_ready("database", 40)
+        await passed(OUTAGE_S)
+    finally:
+        stage.postgres.thaw()
+    await stage.back()
+    await stage.verdict("PostgreSQL frozen, longer than the lease", copies_max=relays * IN_FLIGHT, outage_s=30)
+
+
+@pytest.mark.long
+@LONG_RELAYS
+async def test_database_read_only_for_a_minute(stage: Stage, relays: int) -> None:
+    """Writers are refused; the relays ask for READ WRITE and work on. A standby is the other kind (case 28)."""
+    await stage.up(relays)
+    await asyncio.to_thread(stage.postgres.sql, "ALTER SYSTEM SET default_transaction_read_only = on")
+    await asyncio.to_thread(stage.postgres.sql, "SELECT pg_reload_conf()")
+    try:
+        await passed(60.0)
+    finally:
+        await asyncio.to_thread(stage.postgres.sql, "ALTER SYSTEM RESET default_transaction_read_only")
+        await asyncio.to_thread(stage.postgres.sql, "SELECT pg_reload_conf()")
+    await stage.back()
+    await stage.verdict("database read-only for a minute", copies_max=0)
+
+
+@pytest.mark.long
+@LONG_RELAYS
+async def test_backends_terminated(stage: Stage, relays: int) -> None:
+    """Every second, five times: each of the relays' sessions, wherever it is."""
+    await stage.up(relays)
+    for _ in range(5):
+        for post in stage.posts:
+            await stage.sends(post)
+        await stage.site.database.execute(
+            "SELECT pg_terminate_backend(pid) FROM pg_stat_activity"
+            " WHERE datname = current_database() AND application_name LIKE 'outbox-relay %'"
+        )
+    await stage.back()
+    await stage.verdict("all backends terminated, five times", copies_max=5 * relays * IN_FLIGHT, faults=5)
+
+
+@pytest.mark.long
+@LONG_RELAYS
+async def test_alter_table_under_load(stage: Stage, relays: int) -> None:
+    await stage.up(relays)
+    slowest_s = 0.0
+    for number in range(5):
+        for statement in (f"ADD COLUMN note_{number} int DEFAULT {number}", f"DROP COLUMN note_{number}"):
+            began = time.monotonic()
+            await stage.site.database.execute(f"ALTER TABLE outbox {statement}")
+            slowest_s = max(slowest_s, time.monotonic() - began)
+            for post in stage.posts:
+                await stage.sends(post)
+    assert slowest_s < ALTER_S_MAX
+    await stage.back()
+    # A cached plan or row type may end a session (R5): what was in flight then comes again.
+    await stage.verdict("ALTER TABLE, ten times", copies_max=10 * relays * IN_FLIGHT, faults=10)
+
+
+@pytest.mark.long
+@LONG_RELAYS
+async def test_behind_a_pooling_proxy_that_restarts(stage: Stage, relays: int) -> None:
+    """Transaction pooling with fewer server sessions than the relays have, and the pooler killed midway."""
+    with Pooler(stage.site.database_url) as pooler:
+        stage.change_database_url = lambda _: pooler.url
+        await stage.up(relays)
+        pooler.kill()
+        for post in stage.posts:
+            await post.relay.not_ready("database")
+        pooler.start()
+        await stage.back()
+        await stage.verdict(
+            "transaction-pooling proxy killed and started again", copies_max=relays * IN_FLIGHT, outage_s=10
+        )
+
+
+@pytest.mark.long
+@LONG_RELAYS
+async def test_idle_in_transaction_timeout(stage: Stage, relays: int) -> None:
+    """A server that ends idle transactions after 100 ms, and a broker that is frozen meanwhile: nobody waits for it
+    in a transaction."""
+    name = await stage.site.database.fetchval("SELECT quote_ident(current_database())")
+    await stage.site.database.execute(f"ALTER DATABASE {name} SET idle_in_transaction_session_timeout = '100ms'")
+    await stage.up(relays)
+    stage.rabbit.freeze()
+    try:
+        await stage.until_metric(stage.posts[0], "relay_in_flight_messages", 1)
+        await passed(OUTAGE_S)
+        idle = await stage.site.database.fetchval(
+            "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database()"
+            " AND state = 'idle in transaction' AND state_change < now() - interval '1 s'"
+        )
+        assert idle == 0
+        locked = await asyncpg.connect(stage.site.database_url)
+        await locked.execute("SET lock_timeout = '1s'")
+        await locked.execute("SELECT count(*) FROM (SELECT FROM outbox WHERE sent_at IS NULL FOR UPDATE) _")
+        await locked.close()
+    finally:
+        stage.rabbit.thaw()
+    await stage.back()
+    await stage.verdict("idle_in_transaction_session_timeout of 100 ms, broker frozen", copies_max=0)
