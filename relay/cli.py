@@ -24,6 +24,8 @@ from relay import __version__
 from relay.errors import CheckFailed, ConfigError, NothingMatched, RelayError, UsageError
 
 if TYPE_CHECKING:
+    import asyncio
+
     from relay.admin import Status
     from relay.config import Config
     from relay.demo import Verdict
@@ -118,9 +120,10 @@ class _Console:
 
 def _run(options: argparse.Namespace, console: _Console) -> int:
     config = console.config("run")
-    from relay import daemon
+    from relay import daemon, tracing
 
-    return daemon.run(config, console.warnings)
+    is_traced, warnings = tracing.is_wanted(console.environ)
+    return daemon.run(config, (*console.warnings, *warnings), is_traced=is_traced)
 
 
 # ---------------------------------------------------------------- migrate
@@ -154,12 +157,19 @@ def _inbox_migrate(options: argparse.Namespace, console: _Console) -> int:
     from relay.inbox import migrate
 
     if options.print:
-        sys.stdout.write(migrate.printed(role=options.role))
+        sys.stdout.write(migrate.printed(table=config.inbox_table, role=options.role))
         return 0
     console.warn()
-    _await(migrate.run(config.inbox_database(), role=options.role))
-    print("processed_messages: in place")
+    _await(migrate.run(config.inbox_database(), table=config.inbox_table, role=options.role))
+    print(f"processed_messages, {config.inbox_table}: in place")
     return 0
+
+
+def _inbox_run(options: argparse.Namespace, console: _Console) -> int:
+    config = console.config("inbox run")
+    from relay.inbox import sidecar
+
+    return sidecar.run(config, console.warnings)
 
 
 # ---------------------------------------------------------------- check
@@ -446,6 +456,68 @@ def _topology_check(options: argparse.Namespace, console: _Console) -> int:
     return CheckFailed.exit_code if plan.differs else 0
 
 
+# ---------------------------------------------------------------- redrive
+
+
+def _redrive(options: argparse.Namespace, console: _Console) -> int:
+    from relay import logs, parked_text
+    from relay.redrive import run, words
+
+    order = words.read_order(
+        options.queue,
+        options.where,
+        options.to_exchange,
+        options.routing_key,
+        limit=parked_text.read_limit(options.limit),
+        rate_per_s=parked_text.read_rate(options.rate),
+        is_dry=options.dry_run,
+    )
+    config = console.config("redrive")
+    console.warn()
+    logs.setup(config.log_format, config.log_level, config.redactor)
+    screen = _Screen(is_live=sys.stderr.isatty())
+
+    def on_progress(outcome: run.Outcome) -> None:
+        screen.gauge(f"{outcome.looked_at:,} looked at, {outcome.redriven:,} redriven")
+
+    def on_end(outcome: run.Outcome) -> None:
+        screen.clear()
+        if outcome.matched and not outcome.is_dry:
+            counts = {"matched": outcome.matched, "redriven": outcome.redriven, "failed": sum(outcome.failed.values())}
+            logs.get_logger().info(
+                "queue_redriven", queue=outcome.queue, run=outcome.run, where=options.where, **counts
+            )
+
+    async def until_stopped() -> run.Outcome:
+        return await run.redrive(config, order, _stop_signals(), on_progress, on_end)
+
+    outcome = _await(until_stopped())
+    if options.json:
+        _print_json(words.document(outcome), console)
+    else:
+        _print_lines(words.lines(outcome), console)
+    if outcome.failed or outcome.stopped is not None:
+        return 1
+    return 0 if outcome.matched else NothingMatched.exit_code
+
+
+def _stop_signals() -> asyncio.Event:
+    """Set by the first SIGINT or SIGTERM; a second one ends the process."""
+    import asyncio
+    import signal
+
+    loop, stop = asyncio.get_running_loop(), asyncio.Event()
+
+    def stop_once() -> None:
+        stop.set()
+        for number in (signal.SIGINT, signal.SIGTERM):
+            loop.remove_signal_handler(number)
+
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(number, stop_once)
+    return stop
+
+
 # ---------------------------------------------------------------- demo
 
 
@@ -542,16 +614,23 @@ def _parser() -> argparse.ArgumentParser:
     _add_parked(commands)
 
     _add_topology(commands)
+    _add_redrive(commands)
 
     _add(commands, "demo", _demo, "the whole path on throwaway servers, with a relay that is killed midway")
 
     inbox = _add(commands, "inbox", None, "the consumer's half")
     inbox_commands = inbox.add_subparsers(title="commands", metavar="COMMAND", required=True)
     inbox_migrate = _add(
-        inbox_commands, "migrate", _inbox_migrate, "create the consumer's table in the consumer's database"
+        inbox_commands, "migrate", _inbox_migrate, "create the consumer's tables in the consumer's database"
     )
     inbox_migrate.add_argument("--print", action="store_true", help="write the SQL for psql, touch nothing")
     inbox_migrate.add_argument("--role", metavar="NAME", help="grant an existing role what a consumer needs")
+    _add(
+        inbox_commands,
+        "run",
+        _inbox_run,
+        "the consumer's sidecar: a queue into the inbox table, until SIGTERM or SIGINT",
+    )
     return parser
 
 
@@ -599,6 +678,25 @@ def _add_topology(commands: argparse._SubParsersAction[argparse.ArgumentParser])
         acting.add_argument("file", metavar="FILE", help="the topology, in TOML (docs/topology.md)")
         acting.add_argument("--vhost", metavar="NAME", help="instead of the file's vhost")
         acting.add_argument("--json", action="store_true", help="one JSON document")
+
+
+def _add_redrive(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    redrive = _add(commands, "redrive", _redrive, "messages of a broker's queue back to work, under their ids")
+    redrive.add_argument("queue", metavar="QUEUE", help="such as orders.inventory.parking")
+    redrive.add_argument("--to-exchange", metavar="NAME", help="instead of the exchange that the message first came by")
+    redrive.add_argument("--routing-key", metavar="KEY", help="instead of the routing key that it first had")
+    redrive.add_argument(
+        "--where",
+        metavar="HEADER=VALUE",
+        action="append",
+        default=[],
+        help="only messages with this header (or property: type, app_id ...); may be repeated",
+    )
+    redrive.add_argument("--limit", metavar="N", help="at most so many messages, the oldest first")
+    redrive.add_argument("--rate", metavar="N/s", help="at most so many a second (50/s), minute (600/m) or hour")
+    redrive.add_argument("--dry-run", action="store_true", help="show what would be sent, send nothing")
+    redrive.add_argument("--yes", action="store_true", help="asks nothing anyway; for scripts that say it everywhere")
+    redrive.add_argument("--json", action="store_true", help="one JSON document")
 
 
 def _add_filter(parser: argparse.ArgumentParser) -> None:

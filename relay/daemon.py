@@ -7,15 +7,16 @@ The runner is given its outbox, broker, clock, randomness and log, and does the 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import gc
 import random
 import secrets
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Final, assert_never
 
 from relay import __version__, lifecycle, logs
 from relay.config import Config
-from relay.core.ports import Broker
+from relay.core.ports import Broker, Clock, Spans
 from relay.core.settings import EngineSettings, Ordering, Unroutable
 from relay.engine import DatabaseTime
 from relay.http import Heartbeat, Readiness
@@ -43,7 +44,7 @@ class BootClock:
         await asyncio.sleep(seconds)
 
 
-def run(config: Config, warnings: Sequence[str] = ()) -> int:
+def run(config: Config, warnings: Sequence[str] = (), *, is_traced: bool = False) -> int:
     """Relay until a signal says stop; returns the exit code: 0, 2 (port taken), 3 (schema incompatible) or 4.
 
     Everything that is to be said goes into the log, the configuration's `warnings` too. What is not a RelayError is a
@@ -54,32 +55,60 @@ def run(config: Config, warnings: Sequence[str] = ()) -> int:
     for warning in warnings:
         log.warning("configuration_warning", text=warning)
     _calm_collector(config.max_read_ahead)
-    return lifecycle.run(log, lambda: _live(config, log))
+    return lifecycle.run(log, lambda: _live(config, log, is_traced=is_traced))
 
 
 def _calm_collector(read_ahead_max: int) -> None:
     """Rows are bounded in number and leave no cycles behind, but Python's collector would go through them page after
     page, a tenth of the relay's CPU. It comes when there is more than a full memory of rows explains."""
-    gc.collect()
     gc.freeze()
     gc.set_threshold(GC_OBJECTS_MIN + GC_OBJECTS_PER_ROW * read_ahead_max)
 
 
-async def _live(config: Config, log: logs.Log) -> None:
+async def _live(config: Config, log: logs.Log, *, is_traced: bool) -> None:
     """From the first byte to the last. Raises what the runner raises, ListenFailed, DrainIncomplete."""
     metrics, readiness, heartbeat = Metrics(), Readiness(), Heartbeat()
-    runner = _runner(config, metrics, readiness, log)
-    with serving(config.listen, metrics, readiness, heartbeat, config.redactor.redact) as port:
+    clock = BootClock()
+    database_time = DatabaseTime(clock)
+    with (
+        serving(config.listen, metrics, readiness, heartbeat, config.redactor.redact) as port,
+        _spans(config, database_time, log, is_traced=is_traced) as spans,
+    ):
         log.info("started", version=__version__, table=config.table, http_port=port)
+        runner = _runner(config, clock, database_time, metrics, readiness, log, spans)
         await Lifecycle(runner, log, heartbeat, config.shutdown_grace_s).live()
 
 
 # ---------------------------------------------------------------- wiring
 
 
-def _runner(config: Config, metrics: Metrics, readiness: Readiness, log: logs.Log) -> Runner:
-    clock = BootClock()
-    database_time = DatabaseTime(clock)
+@contextlib.contextmanager
+def _spans(config: Config, database_time: DatabaseTime, log: logs.Log, *, is_traced: bool) -> Iterator[Spans | None]:
+    """Spans while the relay lives; None, and nothing imported, where nobody wants them."""
+    if not is_traced:
+        yield None
+        return
+    from relay import tracing
+
+    system = "rabbitmq" if config.sink is Sink.AMQP else config.sink.value
+    router = Router(config.exchange, config.routing_key)
+    spans = tracing.start(config.name, system, router, database_time.now, log)
+    try:
+        yield spans
+    finally:
+        if spans is not None:
+            spans.close()
+
+
+def _runner(
+    config: Config,
+    clock: Clock,
+    database_time: DatabaseTime,
+    metrics: Metrics,
+    readiness: Readiness,
+    log: logs.Log,
+    spans: Spans | None,
+) -> Runner:
     outbox = PostgresOutbox(
         config.database,
         config.table,
@@ -97,7 +126,9 @@ def _runner(config: Config, metrics: Metrics, readiness: Readiness, log: logs.Lo
     broker = _broker(config, database_time.now)
     # The system's own randomness: relays that start together must not back off together.
     seeded = random.Random(random.SystemRandom().getrandbits(64))
-    return Runner(_engine_settings(config), outbox, broker, clock, seeded, metrics, readiness, log, database_time)
+    return Runner(
+        _engine_settings(config), outbox, broker, clock, seeded, metrics, readiness, log, database_time, spans
+    )
 
 
 def _broker(config: Config, database_now: Callable[[], float]) -> Broker:

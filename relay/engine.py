@@ -13,7 +13,7 @@ from random import Random
 
 from relay.core.chains import Chains
 from relay.core.leases import Leases
-from relay.core.ports import Claim, Clock, Link, Outbox, OutboxInfo, Setback, Settlement
+from relay.core.ports import Claim, Clock, Link, Outbox, OutboxInfo, Setback, Settlement, Spans
 from relay.core.reading import Reading
 from relay.core.settings import EngineSettings
 from relay.http import Readiness
@@ -99,6 +99,7 @@ class Engine:
         readiness: Readiness,
         log: Log,
         database_time: DatabaseTime,
+        spans: Spans | None = None,
     ) -> None:
         self.settings = settings
         self.outbox = outbox
@@ -108,6 +109,8 @@ class Engine:
         self.readiness = readiness
         self.log = log
         self.database_time = database_time
+        self.spans = spans
+        """None where tracing is off."""
 
         # Half of the bytes for bodies that a page carries along, half for those fetched apart.
         self.inline_bytes = max(1, settings.bytes_max // 2 // settings.read_ahead_max)

@@ -55,11 +55,11 @@ class ManagementApi:
                 return None
             raise
 
-    def put(self, *path: str, document: dict[str, object]) -> None:
+    def put(self, *path: str, document: Mapping[str, object]) -> None:
         """Create or replace what stands at the path. Raises ApiFailed, ApiRefused."""
         self._ask("PUT", path, document)
 
-    def post(self, *path: str, document: dict[str, object]) -> None:
+    def post(self, *path: str, document: Mapping[str, object]) -> None:
         """Add to the collection at the path. Raises ApiFailed, ApiRefused."""
         self._ask("POST", path, document)
 
@@ -67,7 +67,7 @@ class ManagementApi:
         self,
         method: str,
         path: tuple[str, ...],
-        document: dict[str, object] | None,
+        document: Mapping[str, object] | None,
         query: Mapping[str, str] | None = None,
     ) -> Any:
         address = "/".join([self._base, "api", *(quote(part, safe="") for part in path)])

@@ -204,7 +204,7 @@ class Publisher:
             self._is_exchange_refused = False
             engine.readiness.remove("exchange")
         confirmed = engine.chains.on_confirmed(rows)
-        self._note_outcome("acked", len(rows))
+        self._note_outcome("acked", rows)
         if len(confirmed) < len(rows):
             engine.chains.offer_again()
         now = engine.clock.now()
@@ -222,7 +222,7 @@ class Publisher:
 
     def on_nacked(self, rows: Sequence[Row]) -> None:
         engine = self._engine
-        self._note_outcome("nacked", len(rows))
+        self._note_outcome("nacked", rows, "basic.nack")
         now = engine.clock.now()
         crowded = engine.settings.read_ahead_max // 4
         for row in rows:
@@ -252,7 +252,7 @@ class Publisher:
 
     def on_returned(self, returned: Sequence[Returned]) -> None:
         engine = self._engine
-        self._note_outcome("returned", len(returned))
+        self._note_outcome("returned", [back.row for back in returned], "no route")
         for back in returned:
             if back.row.state is not State.IN_FLIGHT:
                 engine.chains.offer_again()
@@ -279,7 +279,7 @@ class Publisher:
         self._engine.to_publish.set()
 
     def on_suspected(self, rows: Sequence[Row], error: str, *, alone: bool) -> None:
-        self._note_outcome("lost", len(rows))
+        self._note_outcome("lost", rows, error)
         self._quarantine.suspect(rows, error, alone=alone)
 
     def on_passed(self, row: Row) -> None:
@@ -288,7 +288,7 @@ class Publisher:
 
     def on_refused(self, refusal: Rejection, lost: Sequence[Row]) -> None:
         engine = self._engine
-        self._note_outcome("lost", 1 + len(lost))
+        self._note_outcome("lost", [refusal.row, *lost], refusal.error)
         self._quarantine.clear(refusal.row)
         if engine.is_stopping:
             engine.chains.finish([row for row in lost if row.state is State.IN_FLIGHT])
@@ -303,7 +303,7 @@ class Publisher:
 
     def on_closed(self, lost: Sequence[Row], closed: Closed, error: str) -> None:
         engine = self._engine
-        self._note_outcome("lost", len(lost))
+        self._note_outcome("lost", lost, error)
         engine.link = None
         engine.chains.has_orphans = False
         self._end_block()
@@ -318,7 +318,9 @@ class Publisher:
         engine.metrics.connected["broker"] = False
         if not engine.is_stopping:
             engine.metrics.backpressure.set("broker_down", True, engine.clock.now())
-            engine.readiness.add("broker", error)
+            # The text of a refusal may name a row's route, which is nobody's business who asks /readyz.
+            detail = "closed over a message that it refuses" if closed is Closed.REFUSED else error
+            engine.readiness.add("broker", detail)
             engine.log.warning("broker_lost", closed=closed.value, error=error, unconfirmed=len(lost))
         engine.changed.set()
         self._closed.set()
@@ -329,10 +331,12 @@ class Publisher:
         engine.metrics.backpressure.set("blocked", False, engine.clock.now())
         engine.readiness.remove("blocked")
 
-    def _note_outcome(self, outcome: str, count: int) -> None:
+    def _note_outcome(self, outcome: str, rows: Sequence[Row], error: str = "") -> None:
         engine = self._engine
-        engine.metrics.published[outcome] += count
-        self._last_progress_at = engine.clock.now()
+        engine.metrics.published[outcome] += len(rows)
+        now = self._last_progress_at = engine.clock.now()
+        if engine.spans is not None:
+            engine.spans.end(outcome, rows, now, error)
         if outcome != "lost":
             self._rebuild_after_s = STALL_REBUILD_FACTOR * engine.settings.confirm_timeout_s
         if self._is_stalled:

@@ -13,7 +13,7 @@ from random import Random
 from typing import Any
 
 from relay.core.ladder import reconnect_backoff
-from relay.core.ports import Broker, Clock, Outbox
+from relay.core.ports import Broker, Clock, Outbox, Spans
 from relay.core.settings import EngineSettings
 from relay.engine import DatabaseTime, Engine, Signal
 from relay.errors import (
@@ -50,9 +50,10 @@ class Runner:
         readiness: Readiness,
         log: Log,
         database_time: DatabaseTime | None = None,
+        spans: Spans | None = None,
     ) -> None:
         self._engine = Engine(
-            settings, outbox, clock, random, metrics, readiness, log, database_time or DatabaseTime(clock)
+            settings, outbox, clock, random, metrics, readiness, log, database_time or DatabaseTime(clock), spans
         )
         self._publisher = Publisher(self._engine, broker)
         self._settler = Settler(self._engine)

@@ -239,7 +239,8 @@ SETTINGS: tuple[Setting, ...] = (
         values.duration,
         "age at which marked rows are purged, in small batches",
         _DURATIONS,
-        _ENGINE,
+        # The sidecar's own retention has to be longer.
+        (*_ENGINE, INBOX_RUN),
     ),
     Setting(
         "RELAY_MAX_READ_AHEAD",
@@ -336,7 +337,8 @@ SETTINGS: tuple[Setting, ...] = (
         values.duration_between(0.001),
         "age at which parked rows are discarded",
         f"{_DURATIONS}; above zero",
-        _ENGINE,
+        # The sidecar's own retention has to be longer.
+        (*_ENGINE, INBOX_RUN),
         shown_default="for ever",
     ),
     Setting(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import itertools
 import re
 import subprocess
 import sys
@@ -164,7 +165,7 @@ def test_every_dependency_is_pinned_within_its_range() -> None:
     for line in (ROOT / "constraints.txt").read_text().splitlines():
         name, _, version = line.partition("==")
         pins[canonicalize_name(name)] = version
-    for text in [*project["dependencies"], *project["optional-dependencies"]["dev"]]:
+    for text in [*project["dependencies"], *itertools.chain(*project["optional-dependencies"].values())]:
         requirement = Requirement(text)
         assert requirement.specifier.contains(pins[canonicalize_name(requirement.name)]), text
 

@@ -498,6 +498,16 @@ class Broker(Protocol):
         ...
 
 
+# ---------------------------------------------------------------- spans
+
+
+class Spans(Protocol):
+    def end(self, outcome: str, rows: Sequence[Row], now: float, error: str = "") -> None:
+        """These rows, published at their `published_at`, have their outcome (`acked nacked returned lost`);
+        `now` in boot-time seconds. Quick, never raises."""
+        ...
+
+
 # ---------------------------------------------------------------- clock
 
 

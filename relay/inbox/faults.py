@@ -18,8 +18,8 @@ _TRANSIENT_CLASSES: Final = ("08", "40", "53", "57", "58")
 _TRANSIENT_STATES: Final = ("25006", "25P03", "25P04", "55P03", "55006")
 """Read only (a failover under way), idle or transaction timeouts, a lock that is not to be had."""
 
-_PERMANENT_CLASSES: Final = ("22", "23")
-"""Data exception, integrity constraint."""
+_PERMANENT_CLASSES: Final = ("22", "23", "54")
+"""Data exception, integrity constraint, a limit of the program such as an index row's size."""
 
 _DRIVERS: Final = ("asyncpg", "psycopg", "psycopg2", "sqlalchemy")
 _LOST: Final = ("OperationalError", "InterfaceError", "ConnectionDoesNotExistError", "PoolTimeout")
@@ -43,6 +43,9 @@ def classify(error: BaseException) -> Failure:
             return Failure(_class_of(state), f"{text} ({state})")
         if type(each).__module__.partition(".")[0] in _DRIVERS and type(each).__name__ in _LOST:
             return Failure(ErrorClass.DATABASE, text)
+        if type(each).__module__.startswith("asyncpg.") and isinstance(each, ValueError):
+            # The driver's own check of a value against its column.
+            return Failure(ErrorClass.CONSTRAINT, text)
     if isinstance(error, TimeoutError | ConnectionError):
         return Failure(ErrorClass.TRANSIENT, text)
     return Failure(ErrorClass.UNKNOWN, text)

@@ -32,6 +32,9 @@ METRICS: tuple[Metric, ...] = (
     _metric(Kind.COUNTER, "cancellations_total", "Consumers that the broker cancelled"),
     _metric(Kind.COUNTER, "reconnects_total", "Connections to the broker made again after a loss"),
     _metric(Kind.GAUGE, "connected", "1: connected", "peer", PEERS),
+    _metric(Kind.GAUGE, "pending_rows", "`relay inbox run`: rows not done, parked ones included, counted to 100,000"),
+    _metric(Kind.GAUGE, "oldest_pending_age_seconds", "`relay inbox run`: age of the oldest of them, 0 without any"),
+    _metric(Kind.GAUGE, "parked_rows", "`relay inbox run`: rows that need an operator"),
     _metric(Kind.COUNTER, "forgotten_total", "Old rows deleted by the retention"),
 )
 
@@ -54,4 +57,7 @@ class InboxMetrics:
         self.cancellations = 0
         self.reconnects = 0
         self.connected = dict.fromkeys(PEERS, False)
+        self.pending_rows: int | None = None
+        self.oldest_pending_age_seconds: float | None = None
+        self.parked_rows: int | None = None
         self.forgotten = 0

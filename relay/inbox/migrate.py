@@ -1,16 +1,18 @@
-"""The consumer's table, `processed_messages`, in the consumer's own database.
+"""The consumer's tables in the consumer's own database: `processed_messages` with `processed_versions` for the library,
+the inbox table for the sidecar.
 
-Owns: the one step of `sql/inbox/`, sent or printed. It creates the table where there is none and accepts one
-of the same columns and key, whoever made it. Imports nothing of the engine.
+Owns: the steps of `sql/inbox/`, sent or printed. They create what is missing; a `processed_messages` of the same columns
+and key is accepted, whoever made it. Imports nothing of the engine.
 """
 
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from relay.database import close, connect, fill, literal, perform_step, sql_file
-from relay.values import quote_identifier
+from relay.inbox.naming import channel_of, names_of
+from relay.values import TableName, quote_identifier
 
 if TYPE_CHECKING:
     from relay.database import Connection
@@ -20,7 +22,7 @@ PATIENCE_S = 60.0
 """How long it tries for its locks, 2 s at a time."""
 
 _PRINTED_HEADER = """\
--- The consumer's table of outbox-relay, as `relay inbox migrate` applies it. With the rights of the
+-- The consumer's tables of outbox-relay, as `relay inbox migrate` applies it. With the rights of the
 -- schema's owner:
 --
 --     psql -X -v ON_ERROR_STOP=1 -f FILE DATABASE
@@ -29,32 +31,62 @@ _PRINTED_HEADER = """\
 """
 
 
-def printed(*, role: str | None = None) -> str:
+DEFAULT_TABLE: Final = TableName(None, "inbox")
+
+_MARK = "outbox-relay: messages for a service to work through (relay inbox run)"
+
+
+def printed(*, table: TableName = DEFAULT_TABLE, role: str | None = None) -> str:
     """What `relay inbox migrate --print` writes, for psql; `role` exists already. Needs no database."""
-    return _PRINTED_HEADER + _step(role)
+    return "\n".join([_PRINTED_HEADER, *_steps(table, role)])
 
 
-async def migrate(connection: Connection, *, role: str | None = None, patience_s: float = PATIENCE_S) -> None:
-    """Create `processed_messages` where there is none, and grant `role` what a consumer needs.
+async def migrate(
+    connection: Connection,
+    *,
+    table: TableName = DEFAULT_TABLE,
+    role: str | None = None,
+    patience_s: float = PATIENCE_S,
+) -> None:
+    """Create what is missing, and grant `role` what a consumer, a sidecar and its service need.
 
     `connection` is in no transaction; its search_path says in which schema. Raises SchemaForeign (a table of
-    that name with other columns or key), UsageError (role, schema), DatabaseRefused (rights),
+    that name with other columns or key, or not ours), UsageError (role, schema), DatabaseRefused (rights),
     DatabaseUnavailable (no lock in `patience_s`), DatabaseLost.
     """
     assert not connection.is_in_transaction(), "a migration inside the caller's transaction"
-    await perform_step(connection, _step(role), time.monotonic() + patience_s)
+    deadline = time.monotonic() + patience_s
+    for step in _steps(table, role):
+        await perform_step(connection, step, deadline)
 
 
-async def run(target: DatabaseTarget | str, *, role: str | None = None, patience_s: float = PATIENCE_S) -> None:
+async def run(
+    target: DatabaseTarget | str,
+    *,
+    table: TableName = DEFAULT_TABLE,
+    role: str | None = None,
+    patience_s: float = PATIENCE_S,
+) -> None:
     """`relay inbox migrate`: `migrate` on a connection of its own, whose errors it raises too."""
     connection = await connect(target, application_name="outbox-relay inbox migrate")
     try:
-        await migrate(connection, role=role, patience_s=patience_s)
+        await migrate(connection, table=table, role=role, patience_s=patience_s)
     finally:
         await close(connection)
 
 
-def _step(role: str | None) -> str:
-    names = {"role": quote_identifier(role or "-"), "role_text": f"{literal(role)}::text"}
-    grants = "" if role is None else fill(sql_file("inbox/role.sql"), names).strip().replace("\n", "\n    ")
-    return fill(sql_file("inbox/0001_inbox.sql"), names | {"grants": grants})
+def _steps(table: TableName, role: str | None) -> list[str]:
+    names = {
+        **names_of(table),
+        "table_text": f"{literal(table.quoted)}::text",
+        "channel_text": literal(channel_of(table)),
+        "mark_text": literal(_MARK),
+        "role": quote_identifier(role or "-"),
+        "role_text": f"{literal(role)}::text",
+    }
+    grants = {"0001_inbox": "inbox/role.sql", "0002_mailbox": "inbox/mailbox_role.sql"}
+    steps = []
+    for step, rights in grants.items():
+        granted = "" if role is None else fill(sql_file(rights), names).strip().replace("\n", "\n    ")
+        steps.append(fill(sql_file(f"inbox/{step}.sql"), names | {"grants": granted}))
+    return steps

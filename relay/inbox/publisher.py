@@ -23,6 +23,9 @@ from relay.inbox.copies import Copy
 CONFIRM_TIMEOUT_S: Final = 30.0
 """Without a confirm for so long (an alarm, a queue without majority) the copy counts as not made and is made again."""
 
+FRAME_OVERHEAD_BYTES: Final = 8 + 12
+"""Of a frame, and of a content header before its properties."""
+
 _IMPOSSIBLE: Final = (311, 406, 501, 502)
 """Content too large (406 where the broker has a size limit), frame or syntax error: no repetition mends it."""
 
@@ -73,12 +76,12 @@ class Lane:
     async def publish(self, copy: Copy) -> None:
         """Returns when the broker has it in a queue. Raises CopyUnavailable, CopyImpossible."""
         try:
-            copy.properties.marshal()
+            header_bytes = len(copy.properties.marshal())
         except (TypeError, ValueError, OverflowError) as error:
             raise CopyImpossible(f"a copy cannot be encoded: {error}") from error
         try:
             async with asyncio.timeout(CONFIRM_TIMEOUT_S):
-                await self._publish(copy)
+                await self._publish(copy, header_bytes)
         except aiormq.exceptions.PublishError as error:
             raise CopyUnavailable(f"no queue takes {copy.routing_key} from exchange {copy.exchange!r}") from error
         except aiormq.DeliveryError as error:
@@ -100,9 +103,14 @@ class Lane:
             await self._leave()
             raise CopyUnavailable("the connection was lost before the copy was confirmed") from None
 
-    async def _publish(self, copy: Copy) -> None:
+    async def _publish(self, copy: Copy, header_bytes: int) -> None:
         if self._channel is None or self._channel.is_closed:
             self._channel = await self._open_channel()
+        # A header is one frame (AMQP 0-9-1, 4.2.6); a larger one would cost everybody the connection.
+        if header_bytes + FRAME_OVERHEAD_BYTES > (frame_max := self._channel.connection.connection_tune.frame_max) > 0:
+            raise CopyImpossible(
+                f"the headers of a copy have {header_bytes} bytes, the broker takes {frame_max} a frame"
+            )
         await self._channel.basic_publish(
             copy.body,
             exchange=copy.exchange,

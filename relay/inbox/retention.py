@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
-from datetime import timedelta
-from typing import Final
+from collections.abc import Callable, Sequence
+from typing import Any, Final
 
-from relay.database import close, connect, mapped_errors, sql_file
+from relay.database import close, connect, mapped_errors
 from relay.urls import DatabaseTarget
 
+INTERVAL_S: Final = 3600.0
 BATCH_ROWS: Final = 1000
 STATEMENT_TIMEOUT_S: Final = 30.0
 PAUSE_S: Final = 0.2
@@ -17,18 +17,17 @@ PAUSE_S: Final = 0.2
 
 
 async def forget(
-    target: DatabaseTarget | str, consumer: str, retention_s: float, *, on_batch: Callable[[int], None] = lambda _: None
+    target: DatabaseTarget | str, statement: str, values: Sequence[Any], *, on_batch: Callable[[int], None]
 ) -> int:
-    """Delete what `consumer` processed longer than `retention_s` ago; returns how much. Raises DatabaseError."""
-    statement = sql_file("inbox/forget.sql")
+    """Run a DELETE with `values` and the batch's size behind them until nothing is left; returns how many rows went.
+    Raises DatabaseError.
+    """
     connection = await connect(target, application_name="outbox-relay inbox retention")
     total = 0
     try:
         while True:
             with mapped_errors():
-                said = await connection.execute(
-                    statement, consumer, timedelta(seconds=retention_s), BATCH_ROWS, timeout=STATEMENT_TIMEOUT_S
-                )
+                said = await connection.execute(statement, *values, BATCH_ROWS, timeout=STATEMENT_TIMEOUT_S)
             count = int(str(said).rpartition(" ")[2])
             total += count
             on_batch(count)

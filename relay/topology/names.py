@@ -58,7 +58,7 @@ def delay_ms(delay_s: float) -> int:
 # ---------------------------------------------------------------- headers
 
 RETRY_ATTEMPT: Final = "x-retry-attempt"
-"""Integer: how often the message was retried, 0 or absent the first time. A redrive removes it."""
+"""Integer: how often the message was retried, 0 or absent the first time. A redrive sets it back to 0."""
 
 LAST_ERROR: Final = "x-last-error"
 """Text of the last failure, one line."""
@@ -72,6 +72,9 @@ FIRST_FAILURE: Final = "x-first-failure"
 ORIGINAL_EXCHANGE: Final = "x-original-exchange"
 ORIGINAL_ROUTING_KEY: Final = "x-original-routing-key"
 """The route that the message was first consumed by: set with the first copy, kept by every later one."""
+
+ORIGINAL_USER_ID: Final = "x-original-user-id"
+"""The property `user_id`, which RabbitMQ takes from its owner only, and a copy has another publisher."""
 
 CONSUMER: Final = "x-consumer"
 CONSUMER_VERSION: Final = "x-consumer-version"

@@ -8,13 +8,13 @@ from pathlib import Path
 import aio_pika
 
 from relay.servers import RabbitServer
-from tests.topology.conftest import Broker, count, send
+from tests.vhost import Vhost, count, send
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "topology.toml"
 
 
 async def test_apply_twice(rabbit_server: RabbitServer, amqp_url: str, tmp_path: Path) -> None:
-    broker = Broker(rabbit_server, amqp_url, tmp_path)
+    broker = Vhost(rabbit_server, amqp_url, tmp_path)
     path = broker.write(EXAMPLE.read_text())
     before = await broker.relay("topology", "plan", path, "--json")
     planned = json.loads(before.stdout)["changes"]

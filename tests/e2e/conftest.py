@@ -48,17 +48,20 @@ def command(
 
 
 class Daemon:
-    """One life of `relay run`."""
+    """One life of `relay run`, or of another daemon: `program` is its command, `listen` the variable of its port."""
+
+    program: tuple[str, ...] = ("run",)
+    listen = "RELAY_LISTEN"
 
     def __init__(self, settings: Mapping[str, str], log: Path, *, prelude: str = "") -> None:
         """`prelude` is Python that runs before the command, in its process."""
-        script = f"{prelude}\nfrom relay.cli import main\nraise SystemExit(main(['run']))"
+        script = f"{prelude}\nfrom relay.cli import main\nraise SystemExit(main({[*self.program]}))"
         self.port = free_port()
-        listen = {"RELAY_LISTEN": f"127.0.0.1:{self.port}", **settings}
+        listen = {self.listen: f"127.0.0.1:{self.port}", **settings}
         self.log = log
         self._output = log.open("wb")
         self.process = subprocess.Popen(
-            [sys.executable, "-c", script] if prelude else [*COMMAND, "run"],
+            [sys.executable, "-c", script] if prelude else [*COMMAND, *self.program],
             env=environment(listen),
             stdin=subprocess.DEVNULL,
             stdout=self._output,

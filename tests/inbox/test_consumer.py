@@ -119,6 +119,22 @@ async def test_an_unknown_failure_is_bounded(inbox: Site) -> None:
     assert parked.headers[names.LAST_ERROR] == "after 2 attempts: RuntimeError: what is this?"
 
 
+async def test_a_message_of_which_there_can_be_no_copy_goes_by_the_queues_own_policy(inbox: Site) -> None:
+    """Its headers fill a frame, a copy's would not fit: sent, they would cost everybody the connection."""
+
+    async def handle(message: Message, connection: asyncpg.Connection) -> None:
+        raise Permanent("no such product")
+
+    parking = names.parking_queue(QUEUE)
+    await inbox.declare(arguments={"x-dead-letter-exchange": "", "x-dead-letter-routing-key": parking})
+    consumer = await inbox.start(inbox.consumer(handle))
+    await inbox.publish("m1", headers={"schema_version": 1, "long": "x" * 130_900})
+    parked = await inbox.parked()
+    assert parked.message_id == "m1" and names.LAST_ERROR not in parked.headers
+    assert consumer.metrics.messages[Outcome.REJECTED] == 1
+    assert consumer.metrics.reconnects == 0
+
+
 async def test_a_swallowed_database_error_is_no_success(inbox: Site) -> None:
     """COMMIT of a failed transaction succeeds and says ROLLBACK; taking it for success loses the effect."""
 

@@ -13,6 +13,7 @@ from relay.database import connect
 from relay.errors import DatabaseRefused, SchemaForeign, UsageError
 from relay.inbox import migrate
 from relay.servers import find_postgres
+from relay.values import table_name
 
 RECORD = (
     "INSERT INTO processed_messages (consumer_name, message_id) VALUES ($1, $2) "
@@ -68,6 +69,9 @@ async def test_the_role_records_and_forgets_and_no_more(database: asyncpg.Connec
     await database.execute(f'SET ROLE "{role}"')
     await database.execute(RECORD, "stock", "m1")
     await database.execute("DELETE FROM processed_messages WHERE processed_at < now() - interval '90 days'")
+    await database.execute("INSERT INTO processed_versions VALUES ('stock', 'order', '42', 1)")
+    assert await database.fetch("SELECT * FROM inbox_claim(1)") == []
+    assert await database.fetchval("SELECT inbox_done('m1')") is False
     for forbidden in ("UPDATE processed_messages SET message_id = 'x'", "TRUNCATE processed_messages"):
         with pytest.raises(asyncpg.InsufficientPrivilegeError):
             await database.execute(forbidden)
@@ -99,4 +103,14 @@ async def test_what_is_wrong_is_said(database: asyncpg.Connection, role: str) ->
     await database.execute("RESET search_path; REVOKE CREATE ON SCHEMA public FROM PUBLIC")
     await database.execute(f'SET ROLE "{role}"')
     with pytest.raises(DatabaseRefused, match="may not create tables"):
+        await migrate.migrate(database)
+
+
+async def test_the_inbox_table_is_ours_or_not_touched(database: asyncpg.Connection) -> None:
+    table = table_name('"In Box"')
+    for _ in range(2):
+        await migrate.migrate(database, table=table)
+    assert await database.fetch('SELECT * FROM "In Box_claim"(1)') == []
+    await database.execute("CREATE TABLE inbox (message_id text)")
+    with pytest.raises(SchemaForeign, match="another table"):
         await migrate.migrate(database)

@@ -12,7 +12,7 @@ import pytest
 
 from relay.management import ApiRefused
 from relay.topology import names
-from tests.topology.conftest import Broker, count, message_of, send
+from tests.vhost import Vhost, count, message_of, send
 
 LADDER = """\
 [[exchange]]
@@ -32,7 +32,7 @@ bind = [{ exchange = "orders", key = "#" }]
 RETRY = "orders.inventory.retry.300ms"
 
 
-async def test_a_retried_message_comes_back_after_its_delay_and_only_there(broker: Broker) -> None:
+async def test_a_retried_message_comes_back_after_its_delay_and_only_there(broker: Vhost) -> None:
     await broker.apply(LADDER)
     async with await aio_pika.connect(broker.url) as connection:
         channel = await connection.channel()
@@ -47,7 +47,7 @@ async def test_a_retried_message_comes_back_after_its_delay_and_only_there(broke
         assert await count(channel, RETRY) == 0
 
 
-async def test_what_kills_its_consumer_again_and_again_is_parked(broker: Broker) -> None:
+async def test_what_kills_its_consumer_again_and_again_is_parked(broker: Vhost) -> None:
     """The delivery limit's dead letter goes by the dead letter exchange to the parking queue of this queue."""
     await broker.apply(LADDER)
     async with await aio_pika.connect(broker.url) as connection:
@@ -61,7 +61,7 @@ async def test_what_kills_its_consumer_again_and_again_is_parked(broker: Broker)
         assert await count(channel, "orders.audit.parking") == 0
 
 
-async def test_a_plain_reject_is_parked(broker: Broker) -> None:
+async def test_a_plain_reject_is_parked(broker: Vhost) -> None:
     await broker.apply(LADDER)
     async with await aio_pika.connect(broker.url) as connection:
         channel = await connection.channel()
@@ -70,7 +70,7 @@ async def test_a_plain_reject_is_parked(broker: Broker) -> None:
         assert (await message_of(channel, "orders.inventory.parking")).message_id == "bad"
 
 
-async def test_what_was_parked_can_be_retried_again(broker: Broker) -> None:
+async def test_what_was_parked_can_be_retried_again(broker: Vhost) -> None:
     """With its old `x-death` RabbitMQ 3.10 takes it for an automatic cycle and drops it as it expires: copies leave that
     out."""
     await broker.apply(LADDER)
@@ -86,7 +86,7 @@ async def test_what_was_parked_can_be_retried_again(broker: Broker) -> None:
         assert (await message_of(channel, "orders.inventory")).message_id == "poison"
 
 
-async def test_a_full_parking_queue_refuses(broker: Broker) -> None:
+async def test_a_full_parking_queue_refuses(broker: Vhost) -> None:
     """Who parks gets a nack and keeps the message; nothing is dropped."""
     await broker.apply(LADDER.replace("delivery_limit = 2", "parking = { max_length = 1 }"))
     async with await aio_pika.connect(broker.url) as connection:
@@ -101,7 +101,7 @@ async def test_a_full_parking_queue_refuses(broker: Broker) -> None:
         assert await count(channel, "orders.inventory.parking") == 8 - refused
 
 
-async def test_shards_keep_a_key_together(broker: Broker) -> None:
+async def test_shards_keep_a_key_together(broker: Vhost) -> None:
     await broker.apply(
         '[[exchange]]\nname = "orders"\n[[queue]]\nname = "inv"\nshards = 4\nsingle_active_consumer = false\n'
         'bind = [{ exchange = "orders", key = "order.*" }]\n'
@@ -122,7 +122,7 @@ async def test_shards_keep_a_key_together(broker: Broker) -> None:
         assert sum(bool(found) for found in keys) > 1
 
 
-async def test_a_second_consumer_of_a_shard_waits(broker: Broker) -> None:
+async def test_a_second_consumer_of_a_shard_waits(broker: Vhost) -> None:
     await broker.apply('[[queue]]\nname = "inv"\nshards = 2\ndead_letter = "inv.dlx"\n')
     async with await aio_pika.connect(broker.url) as connection:
         first, second = await connection.channel(), await connection.channel()
@@ -142,7 +142,7 @@ async def test_a_second_consumer_of_a_shard_waits(broker: Broker) -> None:
         assert {await asyncio.wait_for(got.get(), 10) for _ in range(10)} == {"first"}
 
 
-async def test_a_queue_of_other_arguments_is_reported_and_left_alone(broker: Broker) -> None:
+async def test_a_queue_of_other_arguments_is_reported_and_left_alone(broker: Vhost) -> None:
     async with await aio_pika.connect(broker.url) as connection:
         channel = await connection.channel()
         await channel.declare_queue("orders.inventory", durable=True, arguments={"x-message-ttl": 90_000})
@@ -161,7 +161,7 @@ async def test_a_queue_of_other_arguments_is_reported_and_left_alone(broker: Bro
         assert (await broker.relay("topology", "check", path)).returncode == 4
 
 
-async def test_check_finds_drift_and_apply_mends_it(broker: Broker) -> None:
+async def test_check_finds_drift_and_apply_mends_it(broker: Vhost) -> None:
     path = await broker.apply(LADDER)
     assert (await broker.relay("topology", "check", path)).returncode == 0
     policy = broker.api.get("policies", broker.vhost, "topology.orders.inventory")
@@ -180,7 +180,7 @@ async def test_check_finds_drift_and_apply_mends_it(broker: Broker) -> None:
     assert (await broker.relay("topology", "check", path)).returncode == 0
 
 
-async def test_parkings_user_reads_parking_and_nothing_else(broker: Broker) -> None:
+async def test_parkings_user_reads_parking_and_nothing_else(broker: Vhost) -> None:
     text = LADDER + '\n[queue.parking]\nuser = "support"\n'
     path = broker.write(text)
     done = await broker.relay("topology", "apply", path)
@@ -202,7 +202,7 @@ async def test_parkings_user_reads_parking_and_nothing_else(broker: Broker) -> N
         broker.server.ctl("delete_user", "support")
 
 
-async def test_the_printed_commands_do_the_same(broker: Broker) -> None:
+async def test_the_printed_commands_do_the_same(broker: Vhost) -> None:
     path = broker.write(LADDER.partition('[[queue]]\nname = "orders.audit"')[0])
     plan = await broker.relay("topology", "plan", path, settings={})
     assert (plan.returncode, plan.stderr) == (0, "")
@@ -216,7 +216,7 @@ async def test_the_printed_commands_do_the_same(broker: Broker) -> None:
     assert (done.returncode, done.stdout) == (0, f"vhost {broker.vhost}: as described\n")
 
 
-async def test_without_the_api_apply_and_check_say_what_they_need(broker: Broker) -> None:
+async def test_without_the_api_apply_and_check_say_what_they_need(broker: Vhost) -> None:
     path = broker.write(LADDER)
     for action in ("apply", "check"):
         done = await broker.relay("topology", action, path, settings={})
@@ -224,7 +224,7 @@ async def test_without_the_api_apply_and_check_say_what_they_need(broker: Broker
         assert "RELAY_MANAGEMENT_URL: not set" in done.stderr
 
 
-async def test_a_wrong_file_a_wrong_vhost_a_wrong_password(broker: Broker) -> None:
+async def test_a_wrong_file_a_wrong_vhost_a_wrong_password(broker: Vhost) -> None:
     faulty = await broker.relay("topology", "plan", broker.write('[[queue]]\nnam = "q"\n'))
     assert faulty.returncode == 2
     assert "topology.toml:3: unknown key 'nam' in [[queue]]; nearest: name" in faulty.stderr

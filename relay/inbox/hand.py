@@ -1,0 +1,299 @@
+"""A channel that consumes, what it has in hand, and the ends that a delivery can come to: ack, retry, parking, reject.
+
+Invariants: a message is acknowledged after its COMMIT or after its copy's confirm, never before; what is in hand when
+the channel goes is delivered again, and the database knows it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import random
+from abc import ABC, abstractmethod
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Final
+
+import aiormq
+from aio_pika.abc import AbstractConnection
+from aiormq.abc import AbstractChannel, DeliveredMessage
+
+from relay.errors import BrokerUnavailable
+from relay.http import Readiness
+from relay.inbox.breaker import Breaker
+from relay.inbox.copies import Copy, Origin, parked_copy, retry_copy
+from relay.inbox.faults import classify
+from relay.inbox.message import Message, attempts_so_far, read
+from relay.inbox.metrics import InboxMetrics
+from relay.inbox.outcome import Failure, Outcome, Park, Permanent, Retry
+from relay.inbox.publisher import CopyImpossible, CopyUnavailable, Lane
+from relay.inbox.settings import ConsumerSettings
+from relay.logs import Log
+from relay.topology import names
+
+COPY_BACKOFF_MIN_S: Final = 0.5
+COPY_BACKOFF_MAX_S: Final = 30.0
+BROKER_TIMEOUT_S: Final = 10.0
+
+
+class LifeOver(Exception):
+    """The link ended or a stop was asked for: what is in hand stays unacknowledged."""
+
+
+class Life:
+    """From one connect to its end, shared by the workers of a consumer."""
+
+    def __init__(self, workers: int, on_begin: Callable[[], None]) -> None:
+        self._over = asyncio.Event()
+        self._missing = workers
+        self._on_begin = on_begin
+        self.reason = ""
+
+    def join(self) -> None:
+        """A worker consumes; with the last of them the life has begun."""
+        self._missing -= 1
+        if self._missing == 0:
+            self._on_begin()
+
+    @property
+    def is_over(self) -> bool:
+        """Whether nothing new may begin."""
+        return self._over.is_set()
+
+    def end(self, reason: str) -> None:
+        """Nothing new begins; the first reason stays."""
+        if not self._over.is_set():
+            self.reason = reason
+            self._over.set()
+
+    async def wait(self) -> None:
+        """Until it is over."""
+        await self._over.wait()
+
+    async def rest(self, seconds: float) -> None:
+        """Wait so long. Raises LifeOver as soon as it is over."""
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self._over.wait(), seconds)
+        if self._over.is_set():
+            raise LifeOver
+
+
+@dataclass(frozen=True, slots=True)
+class Shared:
+    """What the workers of a consumer have in common."""
+
+    consumer: str
+    queue: str
+    settings: ConsumerSettings
+    breaker: Breaker
+    metrics: InboxMetrics
+    readiness: Readiness
+    random: random.Random
+    log: Log
+
+
+class Hand(ABC):
+    """Lives as long as its link; what it does with a delivery is its subclass's `_take`."""
+
+    def __init__(self, shared: Shared, life: Life, lane: Lane) -> None:
+        self._shared = shared
+        self._settings = shared.settings
+        self._metrics = shared.metrics
+        self._life = life
+        self._lane = lane
+        # Bounded by the prefetch count. None: the life is over.
+        self._hand: asyncio.Queue[DeliveredMessage | None] = asyncio.Queue()
+        self._in_hand = 0
+        self._channel: AbstractChannel | None = None
+
+    async def run(self, connection: AbstractConnection) -> None:
+        """Consume until the life is over; ends with what is in work. Raises BrokerUnavailable, and what `_take` does."""
+        waking = asyncio.ensure_future(self._wake())
+        try:
+            await self._open(connection)
+            self._life.join()
+            while not self._life.is_over and (delivery := await self._hand.get()) is not None:
+                self._metrics.busy_workers += 1
+                try:
+                    await self._take(delivery)
+                finally:
+                    self._metrics.busy_workers -= 1
+        except LifeOver:
+            pass
+        finally:
+            waking.cancel()
+            self._metrics.unacked_messages -= self._in_hand
+            self._in_hand = 0
+
+    @abstractmethod
+    async def _take(self, delivery: DeliveredMessage) -> None:
+        """Bring a delivery to its end. Raises LifeOver."""
+
+    async def _open(self, connection: AbstractConnection) -> None:
+        try:
+            async with asyncio.timeout(BROKER_TIMEOUT_S):
+                channel = await (await connection.channel(publisher_confirms=False)).get_underlay_channel()
+                channel.closing.add_done_callback(lambda _: self._life.end("the channel was closed"))
+                channel.on_consumer_cancel_callbacks.add(self._on_cancel)
+                await channel.basic_qos(prefetch_count=self._settings.prefetch)
+                await channel.basic_consume(self._shared.queue, self._receive)
+        except (aiormq.AMQPError, RuntimeError, OSError, TimeoutError) as error:
+            raise BrokerUnavailable(
+                f"cannot consume {self._shared.queue}: {str(error) or 'no answer in time'}"
+            ) from error
+        self._channel = channel
+
+    async def _receive(self, delivery: DeliveredMessage) -> None:
+        self._in_hand += 1
+        self._metrics.unacked_messages += 1
+        self._hand.put_nowait(delivery)
+
+    def _on_cancel(self, _: object) -> None:
+        self._metrics.cancellations += 1
+        self._life.end("the broker cancelled the consumer")
+
+    async def _wake(self) -> None:
+        await self._life.wait()
+        self._hand.put_nowait(None)
+
+    def _read(self, delivery: DeliveredMessage) -> Message | Failure:
+        try:
+            return read(
+                consumer=self._shared.consumer,
+                body=delivery.body,
+                properties=delivery.header.properties,
+                exchange=delivery.exchange or "",
+                routing_key=delivery.routing_key or "",
+                is_redelivered=bool(delivery.redelivered),
+            )
+        except Permanent as error:
+            failure = classify(error)
+            self._metrics.failures[failure.error_class] += 1
+            return failure
+
+    async def _park_unread(self, delivery: DeliveredMessage, failure: Failure) -> None:
+        attempt = attempts_so_far(delivery.header.properties.headers or {})
+        await self._park(delivery, self._origin(delivery, attempt, iso_now()), Park(failure.text), failure)
+
+    # ---------------------------------------------------------------- the ends of a delivery
+
+    async def _retry(self, delivery: DeliveredMessage, origin: Origin, retry: Retry, failure: Failure) -> None:
+        if await self._send(retry_copy(origin, retry, failure)):
+            await self._ack(delivery, Outcome.RETRIED)
+        else:
+            await self._reject(delivery, failure)
+
+    async def _park(self, delivery: DeliveredMessage, origin: Origin, park: Park, failure: Failure) -> None:
+        settings = self._settings
+        queue = settings.parking_queue or names.parking_queue(self._shared.queue)
+        if not await self._send(parked_copy(origin, park, failure, settings.parking_exchange, queue)):
+            await self._reject(delivery, failure)
+            return
+        self._metrics.parked[failure.error_class] += 1
+        self._metrics.attempts.observe(origin.attempt + 1)
+        self._shared.log.warning(
+            "message_parked",
+            message_id=origin.properties.message_id,
+            error_class=failure.error_class,
+            attempts=origin.attempt + 1,
+            queue=queue,
+        )
+        await self._ack(delivery, Outcome.PARKED)
+
+    async def _send(self, copy: Copy) -> bool:
+        """Until the broker has confirmed it; False when it cannot be. The original waits unacknowledged meanwhile:
+        with all workers here, nothing more is taken from the queue. Raises LifeOver.
+        """
+        failures = 0
+        try:
+            while True:
+                try:
+                    await self._lane.publish(copy)
+                    return True
+                except CopyImpossible as error:
+                    self._shared.log.error("copy_impossible", routing_key=copy.routing_key, error=error)
+                    return False
+                except CopyUnavailable as error:
+                    self._metrics.copies_failed += 1
+                    failures += 1
+                    if failures == 1:
+                        self._begin_waiting(copy, error)
+                backoff_s = min(COPY_BACKOFF_MAX_S, COPY_BACKOFF_MIN_S * 2.0 ** (failures - 1))
+                await self._life.rest(backoff_s * (0.5 + 0.5 * self._shared.random.random()))
+        finally:
+            if failures:
+                self._end_waiting()
+
+    def _begin_waiting(self, copy: Copy, error: CopyUnavailable) -> None:
+        self._metrics.waiting_copies += 1
+        if self._metrics.waiting_copies == 1:
+            self._shared.log.warning("copies_wait", routing_key=copy.routing_key, error=error)
+        self._shared.readiness.add("copies", error.message)
+
+    def _end_waiting(self) -> None:
+        self._metrics.waiting_copies -= 1
+        if self._metrics.waiting_copies == 0:
+            self._shared.readiness.remove("copies")
+            self._shared.log.info("copies_flow")
+
+    async def _reject(self, delivery: DeliveredMessage, failure: Failure) -> None:
+        """The last resort: the queue's own dead letter policy takes it, without a diagnosis."""
+        self._shared.log.error(
+            "message_rejected", message_id=delivery.header.properties.message_id, error_class=failure.error_class
+        )
+        await self._end(Outcome.REJECTED, self._open_channel.basic_reject(tag_of(delivery), requeue=False))
+
+    async def _ack(self, delivery: DeliveredMessage, outcome: Outcome) -> None:
+        await self._end(outcome, self._open_channel.basic_ack(tag_of(delivery), wait=False))
+
+    async def _ack_batch(self, last: DeliveredMessage, outcomes: Mapping[Outcome, int]) -> None:
+        """One frame for `last` and everything older that this channel has in hand."""
+        await self._send_end(self._open_channel.basic_ack(tag_of(last), multiple=True, wait=False))
+        for outcome, count in outcomes.items():
+            self._count_end(outcome, count)
+
+    async def _end(self, outcome: Outcome, frame: Awaitable[None]) -> None:
+        await self._send_end(frame)
+        self._count_end(outcome, 1)
+
+    async def _send_end(self, frame: Awaitable[None]) -> None:
+        try:
+            await frame
+        except (aiormq.AMQPError, RuntimeError, OSError):
+            # The broker delivers it again, and the database knows it.
+            self._life.end("an acknowledgement could not be sent")
+            raise LifeOver from None
+
+    def _count_end(self, outcome: Outcome, count: int) -> None:
+        self._in_hand -= count
+        self._metrics.unacked_messages -= count
+        self._metrics.messages[outcome] += count
+
+    @property
+    def _open_channel(self) -> AbstractChannel:
+        assert self._channel is not None, "not open"
+        return self._channel
+
+    def _origin(self, delivery: DeliveredMessage, attempt: int, failed_at: str) -> Origin:
+        return Origin(
+            queue=self._shared.queue,
+            exchange=delivery.exchange or "",
+            routing_key=delivery.routing_key or "",
+            body=delivery.body,
+            properties=delivery.header.properties,
+            consumer=self._shared.consumer,
+            consumer_version=self._settings.version,
+            attempt=attempt,
+            failed_at=failed_at,
+        )
+
+
+def tag_of(delivery: DeliveredMessage) -> int:
+    tag = delivery.delivery_tag
+    assert tag is not None, "a delivery without a tag"
+    return tag
+
+
+def iso_now() -> str:
+    return datetime.now(UTC).isoformat(timespec="microseconds")

@@ -1,0 +1,117 @@
+"""`relay inbox run`: a queue into the inbox table, for a service in any language that works through it by SQL.
+
+What it is built of, and what goes on beside the writing: gauges, purge. The writing is `scribe`'s and `mailbox`'s.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+from collections.abc import Sequence
+from datetime import timedelta
+from typing import Final
+
+from relay import __version__, lifecycle, logs
+from relay.config import Config
+from relay.database import fill, sql_file
+from relay.errors import ConfigError, DatabaseError
+from relay.http import Heartbeat, Readiness, TableCollector
+from relay.inbox import retention
+from relay.inbox.breaker import Breaker
+from relay.inbox.hand import Shared
+from relay.inbox.mailbox import Mailbox
+from relay.inbox.metrics import METRICS, InboxMetrics
+from relay.inbox.naming import names_of
+from relay.inbox.outcome import RetryPolicy
+from relay.inbox.scribe import Scribe
+from relay.inbox.settings import ConsumerSettings
+from relay.inbox.station import Station
+from relay.lifecycle import Lifecycle, serving
+
+GAUGE_INTERVAL_S: Final = 2.0
+
+
+def run(config: Config, warnings: Sequence[str] = ()) -> int:
+    """Until a signal says stop; returns the exit code, as `relay run`. Raises ConfigError before anything begins."""
+    _check_retention(config)
+    logs.setup(config.log_format, config.log_level, config.redactor)
+    # Every failure that the driver logs, some with a traceback, is raised as well.
+    logging.getLogger("aiormq").setLevel(logging.CRITICAL)
+    log = logs.get_logger().bind(relay=config.name)
+    for warning in warnings:
+        log.warning("configuration_warning", text=warning)
+    return lifecycle.run(log, lambda: _live(config, log))
+
+
+def _check_retention(config: Config) -> None:
+    """What is forgotten while a copy can still come would take effect twice."""
+    longest = {"RELAY_RETENTION": config.retention_s, "RELAY_PARKED_RETENTION": config.parked_retention_s or 0.0}
+    for variable, seconds in longest.items():
+        if config.inbox_retention_s <= seconds:
+            raise ConfigError(
+                [
+                    f"RELAY_INBOX_RETENTION: {config.inbox_retention_s:g} s is not longer than {variable}, {seconds:g} s; "
+                    f"allowed: longer than any replay, so that nothing takes effect twice"
+                ]
+            )
+
+
+async def _live(config: Config, log: logs.Log) -> None:
+    metrics, readiness, heartbeat = InboxMetrics(), Readiness(), Heartbeat()
+    queue = config.inbox_queue or ""
+    mailbox = Mailbox(config.inbox_database, config.inbox_table, queue)
+    shared = Shared(
+        str(config.inbox_table),
+        queue,
+        ConsumerSettings(
+            # One hand: the order of the queue is the order of the table.
+            workers=1,
+            prefetch=config.inbox_prefetch,
+            retry=RetryPolicy(delays_s=()),
+            grace_s=config.shutdown_grace_s,
+            schema_versions=None,
+            version=__version__,
+        ),
+        Breaker(),
+        metrics,
+        readiness,
+        random.Random(random.SystemRandom().getrandbits(64)),
+        log,
+    )
+    errands = [lambda: _watch(mailbox, metrics), lambda: _purge(config, metrics, log)]
+    station = Station(
+        shared, config.inbox_amqp_urls, mailbox, lambda life, lane: Scribe(shared, life, lane, mailbox), errands
+    )
+    collector = TableCollector(METRICS, metrics)
+    with serving(config.inbox_listen, collector, readiness, heartbeat, config.redactor.redact) as port:
+        log.info("started", version=__version__, table=config.inbox_table, queue=queue, http_port=port)
+        await Lifecycle(station, log, heartbeat, config.shutdown_grace_s).live()
+
+
+async def _watch(mailbox: Mailbox, metrics: InboxMetrics) -> None:
+    """The table's gauges; absent while they cannot be read."""
+    while True:
+        try:
+            found = await mailbox.gauges()
+        except DatabaseError:
+            metrics.pending_rows = metrics.oldest_pending_age_seconds = metrics.parked_rows = None
+        else:
+            metrics.pending_rows, metrics.parked_rows = found.pending, found.parked
+            metrics.oldest_pending_age_seconds = found.oldest_age_s
+        await asyncio.sleep(GAUGE_INTERVAL_S)
+
+
+async def _purge(config: Config, metrics: InboxMetrics, log: logs.Log) -> None:
+    statement = fill(sql_file("inbox/mailbox_purge.sql"), names_of(config.inbox_table))
+
+    def count(rows: int) -> None:
+        metrics.forgotten += rows
+
+    while True:
+        try:
+            age = timedelta(seconds=config.inbox_retention_s)
+            await retention.forget(config.inbox_database(), statement, (age,), on_batch=count)
+        except DatabaseError as error:
+            log.warning("retention_failed", error=error)
+        await asyncio.sleep(retention.INTERVAL_S)

@@ -1,0 +1,228 @@
+"""Where a queue is consumed: the link's lives, the hands of each, the end.
+
+    starting -> consuming -> (link lost -> backoff -> consuming)* -> draining -> ended
+
+Owns: the reconnects (bounded backoff, one at a time), the hands of one link's life, the gauges of the queues, the graceful
+stop. What happens to a message is the hand's.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Callable, Coroutine, Sequence
+from enum import StrEnum
+from typing import Final, Protocol
+
+import aiormq
+from aio_pika.abc import AbstractConnection
+
+from relay.errors import BrokerUnavailable, DrainIncomplete, RelayError
+from relay.inbox.hand import BROKER_TIMEOUT_S, Hand, Life, Shared
+from relay.inbox.publisher import Lane, Publisher, connect
+from relay.topology import names
+
+BACKOFF_MIN_S: Final = 0.1
+BACKOFF_MAX_S: Final = 5.0
+
+Urls = Callable[[], Sequence[str]]
+
+
+class Standby(RelayError):
+    """Another one does this work already; it is taken over when that one ends."""
+
+
+class Backing(Protocol):
+    """What a station needs of its database."""
+
+    async def check(self) -> None:
+        """Asked before anything is consumed. Raises a RelayError while it could not work."""
+
+    async def close(self) -> None:
+        """Give back what is open."""
+
+
+class Station:
+    """`hands` makes one worker of a link's life. `errands` go on beside the work, until the end; they handle their own
+    failures.
+    """
+
+    def __init__(
+        self,
+        shared: Shared,
+        urls: Urls,
+        backing: Backing,
+        hands: Callable[[Life, Lane], Hand],
+        errands: Sequence[Callable[[], Coroutine[None, None, None]]] = (),
+    ) -> None:
+        self._shared = shared
+        self._settings = shared.settings
+        self._queue = shared.queue
+        self._urls = urls
+        self._backing = backing
+        self._hands = hands
+        self._errands = errands
+        self.metrics = shared.metrics
+        self.readiness = shared.readiness
+        self.readiness.add("broker", "not connected yet")
+        self._log = shared.log
+        self._stopping = asyncio.Event()
+        self._life: Life | None = None
+        self._was_connected = False
+
+    @property
+    def unsettled(self) -> int:
+        """Messages in work: a stop waits for them."""
+        return self.metrics.busy_workers
+
+    def stop(self) -> None:
+        """Take nothing new, finish what is in work; `run` returns then. May be called from a signal handler."""
+        self._stopping.set()
+        if self._life is not None:
+            self._life.end("stopped")
+
+    async def run(self) -> None:
+        """Consume until `stop`. Outages are waited for. Raises DrainIncomplete when the grace ran out."""
+        errands = [asyncio.ensure_future(errand()) for errand in self._errands]
+        failures = 0
+        try:
+            while not self._stopping.is_set():
+                try:
+                    await self._backing.check()
+                    self.metrics.connected["database"] = True
+                    self.readiness.remove("database")
+                    self.readiness.remove("standby")
+                    await self._live()
+                except DrainIncomplete:
+                    raise
+                except RelayError as error:
+                    failures = 1 if self.metrics.connected["broker"] else failures + 1
+                    self._tell(error, is_first=failures == 1)
+                if not self._stopping.is_set():
+                    await self._back_off(failures)
+        finally:
+            for errand in errands:
+                errand.cancel()
+            await asyncio.gather(*errands, return_exceptions=True)
+            await self._backing.close()
+
+    async def _live(self) -> None:
+        """One life of the link: returns when it is over. Raises BrokerUnavailable, DrainIncomplete."""
+        life = self._life = Life(self._settings.workers, self._begin)
+        connection = await self._connect("consumer")
+        connection.close_callbacks.add(lambda *_: life.end("the connection was lost"))
+        publisher = Publisher(lambda: self._connect("copies"))
+        hands = [self._hands(life, publisher.lane()) for _ in range(self._settings.workers)]
+        gauges = asyncio.ensure_future(self._watch_queues(connection, life))
+        tasks = [asyncio.ensure_future(hand.run(connection)) for hand in hands]
+        for task in tasks:
+            task.add_done_callback(lambda _: life.end("a worker ended"))
+        try:
+            await life.wait()
+            await self._drain(tasks)
+        finally:
+            gauges.cancel()
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(gauges, *tasks, return_exceptions=True)
+            await publisher.close()
+            await _close(connection)
+        for task in tasks:
+            if not task.cancelled() and (error := task.exception()) is not None:
+                raise error
+        if not self._stopping.is_set():
+            raise BrokerUnavailable(life.reason)
+
+    def _begin(self) -> None:
+        """All workers consume."""
+        self.metrics.connected["broker"] = True
+        self.readiness.remove("broker")
+        self._log.info("consuming", workers=self._settings.workers, prefetch=self._settings.prefetch)
+        if self._was_connected:
+            self.metrics.reconnects += 1
+        self._was_connected = True
+
+    async def _drain(self, tasks: Sequence[asyncio.Task[None]]) -> None:
+        """The messages in work end: after a stop within the grace, after a loss within their own time limit."""
+        limit_s = self._settings.grace_s if self._stopping.is_set() else self._settings.time_limit_s + 1.0
+        _, pending = await asyncio.wait(tasks, timeout=limit_s)
+        if pending and self._stopping.is_set():
+            for task in pending:
+                task.cancel()
+            raise DrainIncomplete(
+                f"the grace of {limit_s:g} s ran out with {len(pending)} messages in work",
+                hint="they are delivered again; their transactions were rolled back",
+            )
+
+    async def _connect(self, purpose: str) -> AbstractConnection:
+        return await connect(
+            tuple(self._urls()), f"outbox-relay inbox {self._shared.consumer} {purpose}", BROKER_TIMEOUT_S
+        )
+
+    async def _back_off(self, failures: int) -> None:
+        ceiling_s = min(BACKOFF_MAX_S, BACKOFF_MIN_S * 2.0 ** min(failures, 10))
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self._stopping.wait(), ceiling_s * (0.5 + 0.5 * self._shared.random.random()))
+
+    def _tell(self, error: RelayError, *, is_first: bool) -> None:
+        """Not ready, and one line for the first of several failures in a row."""
+        if isinstance(error, BrokerUnavailable):
+            reason = "broker"
+        elif isinstance(error, Standby):
+            reason = "standby"
+        else:
+            reason = "database"
+        if reason in self.metrics.connected:
+            self.metrics.connected[reason] = False
+        self.readiness.add(reason, error.message)
+        if is_first:
+            self._log.warning("consumer_waits", reason=reason, error=error, hint=error.hint)
+
+    # ---------------------------------------------------------------- beside the work
+
+    async def _watch_queues(self, connection: AbstractConnection, life: Life) -> None:
+        """How many messages are ready, queue by queue; a queue that is missing makes the consumer not ready."""
+        settings = self._settings
+        delays = [names.retry_queue(self._queue, delay_s) for delay_s in settings.retry.delays_s]
+        wanted = (self._queue, *delays, settings.parking_queue or names.parking_queue(self._queue))
+        while not life.is_over:
+            found = {queue: await _messages_ready(connection, queue) for queue in wanted}
+            self.metrics.queue_messages = {queue: ready for queue, ready in found.items() if isinstance(ready, int)}
+            if not life.is_over:
+                self._note_missing([queue for queue, ready in found.items() if ready is Unseen.MISSING])
+            await asyncio.sleep(settings.gauge_interval_s)
+
+    def _note_missing(self, missing: Sequence[str]) -> None:
+        known = dict(self.readiness.reasons).get("queues")
+        text = f"no such queue: {', '.join(missing)}"
+        if not missing:
+            self.readiness.remove("queues")
+        elif known != text:
+            self.readiness.add("queues", text)
+            self._log.warning("queues_missing", queues=list(missing), hint="relay topology apply")
+
+
+class Unseen(StrEnum):
+    """Why there is no number of messages."""
+
+    MISSING = "missing"
+    UNANSWERED = "unanswered"
+
+
+async def _messages_ready(connection: AbstractConnection, queue: str) -> int | Unseen:
+    """A queue that does not exist costs the channel of the question: each has one of its own."""
+    try:
+        async with asyncio.timeout(BROKER_TIMEOUT_S):
+            channel = await (await connection.channel(publisher_confirms=False)).get_underlay_channel()
+            answer = await channel.queue_declare(queue, passive=True)
+            await channel.close()
+            return answer.message_count or 0
+    except aiormq.exceptions.ChannelNotFoundEntity:
+        return Unseen.MISSING
+    except (aiormq.AMQPError, RuntimeError, OSError, TimeoutError):
+        return Unseen.UNANSWERED
+
+
+async def _close(connection: AbstractConnection) -> None:
+    with contextlib.suppress(aiormq.AMQPError, RuntimeError, OSError, TimeoutError):
+        await asyncio.wait_for(connection.close(), 5.0)

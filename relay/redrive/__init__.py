@@ -1,0 +1,1 @@
+"""`relay redrive`: parked messages of a broker's queue back to work."""

@@ -1,0 +1,285 @@
+"""`relay inbox run` as a process, and the SQL protocol of its table."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import secrets
+import signal
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import asyncpg
+import pytest
+
+from relay.servers import RabbitServer
+from relay.topology import names
+from tests.conftest import eventually
+from tests.e2e.conftest import Daemon, command
+from tests.inbox.site import QUEUE, Site
+
+CLAIM = "SELECT message_id FROM inbox_claim($1)"
+
+
+class Sidecar(Daemon):
+    """One life of `relay inbox run`."""
+
+    program = ("inbox", "run")
+    listen = "RELAY_INBOX_LISTEN"
+
+
+@pytest.fixture
+async def settings(inbox: Site) -> dict[str, str]:
+    await inbox.declare(())
+    return {
+        "RELAY_INBOX_DATABASE_URL": inbox.database_url,
+        "RELAY_INBOX_AMQP_URL": inbox.amqp_url,
+        "RELAY_INBOX_QUEUE": QUEUE,
+    }
+
+
+@pytest.fixture
+async def sidecars(settings: dict[str, str], tmp_path: Path) -> AsyncIterator[Any]:
+    started: list[Sidecar] = []
+
+    def start(**extra: str) -> Sidecar:
+        named = {f"RELAY_{name.upper()}": value for name, value in extra.items()}
+        started.append(Sidecar({**settings, **named}, tmp_path / f"sidecar-{len(started)}.log"))
+        return started[-1]
+
+    yield start
+    for sidecar in started:
+        sidecar.close()
+
+
+async def rows(inbox: Site) -> list[str]:
+    return [row["message_id"] for row in await inbox.database.fetch("SELECT message_id FROM inbox ORDER BY seq")]
+
+
+async def test_a_queue_into_the_table_once_and_in_order(inbox: Site, sidecars: Any) -> None:
+    rung: list[str] = []
+    await inbox.database.add_listener("inbox", lambda *said: rung.append(str(said[2])))
+    sidecar: Sidecar = await sidecars().ready()
+    headers = {
+        "schema_version": 2,
+        "aggregate_type": "order",
+        "aggregate_id": "42",
+        "aggregate_version": 7,
+        "occurred_at": "2026-11-29T18:00:00.123456Z",
+        "price": 0.1,
+    }
+    await inbox.publish("first", b"\x00\xff", headers=headers, correlation_id="c", app_id="shop", content_type="x/y")
+    wanted = ["first", *(f"m{number}" for number in range(300))]
+    for _ in range(2):
+        for message_id in wanted[1:]:
+            await inbox.publish(message_id)
+
+    async def are_there() -> bool:
+        return len(await rows(inbox)) == len(wanted) and await inbox.ready() == 0
+
+    await eventually(are_there, 20)
+    await eventually(lambda: sidecar.metric("relay_inbox_unacked_messages") == 0 and len(rung) > 0, 20)
+    assert await rows(inbox) == wanted
+    row = dict(await inbox.database.fetchrow("SELECT * FROM inbox WHERE message_id = 'first'"))
+    assert row["payload"] == b"\x00\xff" and row["event_type"] == "order.created" and row["schema_version"] == 2
+    assert (row["aggregate_type"], row["aggregate_id"], row["aggregate_version"]) == ("order", "42", 7)
+    assert (row["correlation_id"], row["producer"], row["content_type"]) == ("c", "shop", "x/y")
+    assert json.loads(row["headers"])["price"] == 0.1
+    assert row["occurred_at"].isoformat() == "2026-11-29T18:00:00.123456+00:00"
+    metrics = sidecar.metrics()
+    assert metrics['relay_inbox_messages_total{outcome="handled"}'] == 301
+    assert metrics['relay_inbox_messages_total{outcome="duplicate"}'] == 300
+    await eventually(lambda: sidecar.metric("relay_inbox_pending_rows") == 301)
+    assert await sidecar.stop() == 0
+    assert {event["event"] for event in sidecar.events()} >= {"started", "consuming", "stopping", "exited"}
+
+
+async def test_what_the_table_cannot_hold_is_parked_alone(inbox: Site, sidecars: Any) -> None:
+    await inbox.publish("good1")
+    await inbox.publish(None)
+    await inbox.publish("nul", headers={"aggregate_id": "a\0b"})
+    await inbox.publish("json", headers={"note": "a\0b"})
+    await inbox.publish("version", headers={"schema_version": 2**40})
+    await inbox.publish("word", headers={"aggregate_version": "seven"})
+    await inbox.publish("long", headers={"aggregate_id": secrets.token_hex(40_000)})
+    await inbox.publish("good2")
+    await sidecars().ready()
+    parked = [await inbox.parked() for _ in range(6)]
+    assert {message.message_id for message in parked} >= {"nul", "json", "version", "word", "long"}
+    assert {message.headers[names.ERROR_CLASS] for message in parked} == {"constraint", "malformed"}
+
+    async def are_there() -> bool:
+        return await rows(inbox) == ["good1", "good2"] and await inbox.ready() == 0
+
+    await eventually(are_there)
+
+
+async def test_killed_again_and_again_each_message_is_there_once_in_order(inbox: Site, sidecars: Any) -> None:
+    wanted = [f"m{number}" for number in range(400)]
+    publishing = asyncio.create_task(_publish_slowly(inbox, wanted))
+    for _ in range(3):
+        sidecar: Sidecar = await sidecars().ready()
+        await _has_written(sidecar)
+        await sidecar.kill()
+    await publishing
+    await sidecars().ready()
+
+    async def are_there() -> bool:
+        return len(await rows(inbox)) == len(wanted)
+
+    await eventually(are_there, 20)
+    assert await rows(inbox) == wanted
+
+
+async def _has_written(sidecar: Sidecar) -> None:
+    await eventually(lambda: sidecar.metric("relay_inbox_messages_total") > 0, 20)
+
+
+async def _publish_slowly(inbox: Site, ids: list[str]) -> None:
+    for message_id in ids:
+        await inbox.publish(message_id)
+        await asyncio.sleep(0.01)
+
+
+async def test_a_second_one_stands_by_and_takes_over(inbox: Site, sidecars: Any) -> None:
+    first: Sidecar = await sidecars().ready()
+    second: Sidecar = sidecars()
+    await eventually(lambda: second.reasons() >= {"standby"}, 20)
+    await first.kill()
+    await second.ready()
+    await inbox.publish("m1")
+
+    async def is_there() -> bool:
+        return await rows(inbox) == ["m1"]
+
+    await eventually(is_there)
+
+
+async def test_servers_that_come_late_are_waited_for(inbox: Site, sidecars: Any, rabbit_server: RabbitServer) -> None:
+    await inbox.database.execute("ALTER TABLE inbox RENAME TO elsewhere")
+    sidecar: Sidecar = sidecars()
+    await eventually(lambda: sidecar.reasons() >= {"database"}, 20)
+    assert "relay inbox migrate" in sidecar.text()
+    assert sidecar.get("/livez")[0] == 200
+    await inbox.database.execute("ALTER TABLE elsewhere RENAME TO inbox")
+    await sidecar.ready()
+    assert await sidecar.stop() == 0
+
+
+async def test_wrong_settings_are_named(settings: dict[str, str]) -> None:
+    done = await asyncio.to_thread(lambda: command("inbox", "run", settings={}))
+    assert done.returncode == 2
+    for variable in settings:
+        assert f"{variable}: not set" in done.stderr
+    short = {**settings, "RELAY_INBOX_RETENTION": "7d"}
+    done = await asyncio.to_thread(lambda: command("inbox", "run", settings=short))
+    assert done.returncode == 2
+    assert "not longer than RELAY_RETENTION" in done.stderr
+    taken = {**settings, "RELAY_INBOX_LISTEN": "203.0.113.1:1"}
+    done = await asyncio.to_thread(lambda: command("inbox", "run", settings=taken))
+    assert done.returncode == 2
+
+
+async def test_a_second_signal_ends_it_at_once(inbox: Site, sidecars: Any) -> None:
+    sidecar: Sidecar = await sidecars().ready()
+    sidecar.signal(signal.SIGTERM)
+    sidecar.signal(signal.SIGTERM)
+    assert await sidecar.exit() in (0, 4)
+
+
+async def test_old_rows_go_and_unfinished_ones_stay(inbox: Site, sidecars: Any) -> None:
+    await fill(inbox, *(f"m{number}" for number in range(1500)))
+    await inbox.database.execute("UPDATE inbox SET received_at = '2020-01-01'")
+    await inbox.database.execute("UPDATE inbox SET done_at = '2020-01-01' WHERE message_id <> 'm7'")
+    sidecar: Sidecar = await sidecars().ready()
+    await eventually(lambda: sidecar.metric("relay_inbox_forgotten_total") == 1499, 20)
+    assert await rows(inbox) == ["m7"]
+
+
+# ---------------------------------------------------------------- the protocol of the service
+
+
+async def fill(inbox: Site, *ids: str, key: str | None = None) -> None:
+    await inbox.database.execute(
+        "INSERT INTO inbox (message_id, queue, event_type, schema_version, aggregate_type, aggregate_id, payload,"
+        " headers, exchange, routing_key) SELECT id, 'q', 't', 1, '', $2, '', '{}', '', '' FROM unnest($1::text[]) id",
+        list(ids),
+        key,
+    )
+
+
+async def claimed(connection: asyncpg.Connection, at_most: int = 10) -> list[str]:
+    return [row["message_id"] for row in await connection.fetch(CLAIM, at_most)]
+
+
+@pytest.fixture
+async def other(inbox: Site) -> AsyncIterator[asyncpg.Connection]:
+    connection = await asyncpg.connect(inbox.database_url)
+    yield connection
+    await connection.close(timeout=5)
+
+
+async def test_claim_effect_and_done_commit_together(inbox: Site, other: asyncpg.Connection) -> None:
+    await fill(inbox, "m1", "m2")
+    transaction = inbox.database.transaction()
+    await transaction.start()
+    assert await claimed(inbox.database, 1) == ["m1"]
+    assert await claimed(other) == ["m2"], "what somebody works on is skipped"
+    assert await inbox.database.fetchval("SELECT inbox_done('m1')") is True
+    await transaction.rollback()
+    assert await claimed(other) == ["m1", "m2"], "a crash gives it back"
+    assert await other.fetchval("SELECT inbox_done('m1')") is True
+    assert await other.fetchval("SELECT inbox_done('m1')") is False
+    assert await claimed(other) == ["m2"]
+
+
+async def test_a_keys_messages_follow_each_other(inbox: Site, other: asyncpg.Connection) -> None:
+    await fill(inbox, "k1", "k2", key="42")
+    await fill(inbox, "free")
+    async with inbox.database.transaction():
+        assert await claimed(inbox.database) == ["k1", "free"]
+        assert await claimed(other) == []
+    assert await other.fetchval("SELECT inbox_failed('k1', 'transient', 'later', '{1h}')") == "deferred"
+    assert await claimed(other) == ["free"], "one that waits holds those behind it"
+    assert await other.fetchval("SELECT inbox_failed('k1', 'transient', 'again', '{1h}')") == "parked"
+    assert await claimed(other) == ["free"]
+    assert await other.fetchval("SELECT inbox_redrive('k1')") is True
+    assert await claimed(other) == ["k1", "free"]
+    assert await other.fetchval("SELECT inbox_failed('k1', 'permanent', $1)", "x" * 900) == "parked"
+    row = await other.fetchrow(
+        "SELECT error_class, length(error), attempts, first_failed_at FROM inbox WHERE message_id = 'k1'"
+    )
+    assert tuple(row)[:3] == ("permanent", 500, 1) and row["first_failed_at"] is not None
+    assert await other.fetchval("SELECT inbox_discard('k1')") is True
+    assert await claimed(other) == ["k2", "free"]
+
+
+async def test_what_makes_no_sense_is_refused(other: asyncpg.Connection) -> None:
+    with pytest.raises(asyncpg.InvalidParameterValueError, match="transient, unknown or permanent"):
+        await other.fetchval("SELECT inbox_failed('m1', 'odd')")
+    assert await other.fetchval("SELECT inbox_failed('nobody', 'unknown')") is None
+    assert await other.fetchval("SELECT inbox_redrive('nobody')") is False
+
+
+async def test_workers_together_never_have_two_of_one_key(inbox: Site) -> None:
+    for key in range(5):
+        await fill(inbox, *(f"{key}-{number}" for number in range(20)), key=str(key))
+    await inbox.database.execute("CREATE TABLE applied (seq bigint GENERATED ALWAYS AS IDENTITY, key text, number int)")
+
+    async def work() -> None:
+        connection = await asyncpg.connect(inbox.database_url)
+        try:
+            while await connection.fetchval("SELECT EXISTS (SELECT FROM inbox WHERE done_at IS NULL)"):
+                async with connection.transaction():
+                    for message_id in await claimed(connection, 2):
+                        key, _, number = message_id.partition("-")
+                        await connection.execute("INSERT INTO applied (key, number) VALUES ($1, $2)", key, int(number))
+                        await connection.execute("SELECT inbox_done($1)", message_id)
+        finally:
+            await connection.close(timeout=5)
+
+    await asyncio.gather(*(work() for _ in range(4)))
+    for key in range(5):
+        found = await inbox.database.fetch("SELECT number FROM applied WHERE key = $1 ORDER BY seq", str(key))
+        assert [row["number"] for row in found] == list(range(20))
