@@ -70,13 +70,12 @@ async def _live(config: Config, log: logs.Log, *, is_traced: bool) -> None:
     metrics, readiness, heartbeat = Metrics(), Readiness(), Heartbeat()
     clock = BootClock()
     database_time = DatabaseTime(clock)
-    with (
-        serving(config.listen, metrics, readiness, heartbeat, config.redactor.redact) as port,
-        _spans(config, database_time, log, is_traced=is_traced) as spans,
-    ):
-        log.info("started", version=__version__, table=config.table, http_port=port)
+    with _spans(config, database_time, log, is_traced=is_traced) as spans:
+        # Before anybody can ask: it is the runner that says not ready.
         runner = _runner(config, clock, database_time, metrics, readiness, log, spans)
-        await Lifecycle(runner, log, heartbeat, config.shutdown_grace_s).live()
+        with serving(config.listen, metrics, readiness, heartbeat, config.redactor.redact) as port:
+            log.info("started", version=__version__, table=config.table, http_port=port)
+            await Lifecycle(runner, log, heartbeat, config.shutdown_grace_s).live()
 
 
 # ---------------------------------------------------------------- wiring
