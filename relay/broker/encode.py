@@ -13,32 +13,24 @@ eviction order.
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from decimal import Decimal
 from struct import Struct
 from typing import Any, Final
 
+from relay.broker.fields import I64, U8, U16, U32, U64, field, long, own_headers, short, utf8
 from relay.envelope import envelope, instant, iso_second
 from relay.errors import MessageInvalid
 from relay.message import DEFAULT_CONTENT_TYPE, PayloadType, Row
 from relay.route import Router
-
-_U8: Final = [bytes((n,)) for n in range(256)]
-_U16: Final = Struct(">H").pack
-_U32: Final = Struct(">I").pack
-_U64: Final = Struct(">Q").pack
-_I64: Final = Struct(">q").pack
-_F64: Final = Struct(">d").pack
 
 # AMQP 0-9-1, 4.2.3: type octet, channel, size, payload, this octet.
 _END: Final = b"\xce"
 _METHOD, _HEADER, _BODY = b"\x01", b"\x02", b"\x03"
 FRAME_OVERHEAD: Final = 8
 
-_BASIC_PUBLISH: Final = _U16(60) + _U16(40) + _U16(0)
+_BASIC_PUBLISH: Final = U16(60) + U16(40) + U16(0)
 # Class and weight as one 32-bit number.
 _BASIC_CLASS: Final = 60 << 16
 
@@ -49,13 +41,6 @@ _TIMESTAMP, _TYPE, _APP_ID = 1 << 6, 1 << 5, 1 << 3
 _ALWAYS: Final = _HEADERS | _DELIVERY_MODE | _MESSAGE_ID | _TIMESTAMP | _TYPE
 _PERSISTENT: Final = b"\x02"
 
-_RESERVED_HEADERS: Final = ("CC", "BCC")
-"""RabbitMQ takes these for further routing keys (sender-selected distribution), which no route of ours
-declares.
-"""
-
-_INT64_MIN: Final = -(2**63)
-_INT64_MAX: Final = 2**63 - 1
 # RabbitMQ refuses a longer expiration, ten years, and closes the channel (rabbit_misc:check_expiry, tried on
 # 3.10). A deadline beyond it ("never") goes without an expiration.
 _EXPIRATION_MS_MAX: Final = 315_360_000_000
@@ -90,7 +75,7 @@ class Encoder:
         self._content_type = self._envelope.content_type or DEFAULT_CONTENT_TYPE[payload_type]
         self._is_mandatory = is_mandatory
         self._body_bytes_max = 2**63 if body_bytes_max is None else body_bytes_max
-        self._channel = _U16(channel)
+        self._channel = U16(channel)
         self._frame_payload_max = frame_max - FRAME_OVERHEAD if frame_max else 2**32 - 1
         self._shapes: dict[tuple[str, str | None], _Shape] = {}
         self._methods: dict[tuple[str, str, bool], bytes] = {}
@@ -103,7 +88,7 @@ class Encoder:
         self._shape_routes = router.fields <= {"event_type", "aggregate_type", "schema_version"}
         # What stands between the frame's size and the header table: class and weight, body size, flags,
         # content type, the table's length.
-        properties = _U16(_CONTENT_TYPE | _ALWAYS) + _short("content_type", self._content_type)
+        properties = U16(_CONTENT_TYPE | _ALWAYS) + short("content_type", self._content_type)
         self._sizes = Struct(f">IIQ{len(properties)}sI").pack
         self._properties = properties
         self._fixed_size = 4 + 8 + len(properties) + 4
@@ -133,7 +118,7 @@ class Encoder:
             key_name = key_size = b""
             table_size = shape.table_size
         else:
-            key_name, key_size = _AGGREGATE_ID, _U32(len(key))
+            key_name, key_size = _AGGREGATE_ID, U32(len(key))
             table_size = shape.table_size + _KEY_OVERHEAD + len(key)
         size = shape.fixed_size + table_size + len(message_id)
         if row.occurred_at != self._stamp_of:
@@ -148,7 +133,7 @@ class Encoder:
             # Says what is wrong, too.
             return self._encode_any(row, database_now)
         if length <= self._frame_payload_max:
-            tail: tuple[bytes, ...] = (_BODY, self._channel, _U32(length), body, _END) if length else ()
+            tail: tuple[bytes, ...] = (_BODY, self._channel, U32(length), body, _END) if length else ()
         else:
             tail = (self._body_frames(body),)
         return exchange, b"".join(
@@ -161,7 +146,7 @@ class Encoder:
                 key_size,
                 key,
                 _PERSISTENT,
-                _U8[len(message_id)],
+                U8[len(message_id)],
                 message_id,
                 self._timestamp,
                 shape.type_,
@@ -193,14 +178,14 @@ class Encoder:
                 failure_class="too_large",
             )
         flags, properties = self._properties_of(row, rare, database_now)
-        payload = b"".join((_U32(_BASIC_CLASS), _U64(len(body)), _U16(flags), *properties))
+        payload = b"".join((U32(_BASIC_CLASS), U64(len(body)), U16(flags), *properties))
         if len(payload) > self._frame_payload_max:
             # AMQP 0-9-1, 4.2.6: a content header is one frame. RabbitMQ answers 501 and closes the
             # connection.
             raise MessageInvalid(
                 f"properties and headers have {len(payload)} bytes, one frame holds {self._frame_payload_max}"
             )
-        return exchange, b"".join((method, _U32(len(payload)), payload, _END, self._body_frames(body)))
+        return exchange, b"".join((method, U32(len(payload)), payload, _END, self._body_frames(body)))
 
     def _properties_of(
         self, row: Row, rare: dict[str, Any], database_now: Callable[[], float]
@@ -211,10 +196,10 @@ class Encoder:
         if self._is_plain:
             content_type = rare.get("content_type", content_type)
             content_encoding = rare.get("content_encoding")
-        out = [_short("content_type", content_type)]
+        out = [short("content_type", content_type)]
         if content_encoding is not None:
             flags |= _CONTENT_ENCODING
-            out.append(_short("content_encoding", content_encoding))
+            out.append(short("content_encoding", content_encoding))
         second, micro = instant(row.occurred_at)
         stamp = self._seconds.get(second) or self._second(second)
         out += (self._header_table(row, rare, (stamp[0], b"%06dZ" % micro)), _PERSISTENT)
@@ -222,37 +207,37 @@ class Encoder:
             if not 0 <= priority <= 255:
                 raise MessageInvalid(f"priority {priority} is outside of 0-255")
             flags |= _PRIORITY
-            out.append(_U8[priority])
+            out.append(U8[priority])
         if (correlation_id := rare.get("correlation_id")) is not None:
             flags |= _CORRELATION_ID
-            out.append(_short("correlation_id", correlation_id))
+            out.append(short("correlation_id", correlation_id))
         if (left := expiration(rare.get("expires_at"), database_now)) is not None:
             flags |= _EXPIRATION
-            out.append(_short("expires_at", left))
-        out += (_short("id", row.id), stamp[1], _short("event_type", row.event_type))
+            out.append(short("expires_at", left))
+        out += (short("id", row.id), stamp[1], short("event_type", row.event_type))
         if (producer := rare.get("producer")) is not None:
             flags |= _APP_ID
-            out.append(_short("producer", producer))
+            out.append(short("producer", producer))
         return flags, out
 
     def _header_table(self, row: Row, rare: dict[str, Any], occurred_at: tuple[bytes, bytes]) -> bytes:
         """The row's own headers and over them the relay's; `occurred_at` is its entry, in two pieces."""
         version = rare.get("schema_version", 1)
-        entries = [_SCHEMA_VERSION_1 if version == 1 else _SCHEMA_VERSION + _I64(version)]
+        entries = [_SCHEMA_VERSION_1 if version == 1 else _SCHEMA_VERSION + I64(version)]
         if row.aggregate_type is not None:
-            entries += (_AGGREGATE_TYPE, _long(_utf8("aggregate_type", row.aggregate_type)))
+            entries += (_AGGREGATE_TYPE, long(utf8("aggregate_type", row.aggregate_type)))
         entries += occurred_at
         if row.aggregate_id is not None:
-            entries += (_AGGREGATE_ID, _long(_utf8("aggregate_id", row.aggregate_id)))
+            entries += (_AGGREGATE_ID, long(utf8("aggregate_id", row.aggregate_id)))
         for column, name in _HEADER_COLUMNS:
             if (value := rare.get(column)) is not None:
-                entries += (name, _field(value, column))
+                entries += (name, field(value, column))
         if row.headers is not None:
             own = own_headers(row.headers)
             for ours in own.keys() & self._relays_headers(row, rare):
                 del own[ours]
-            entries[:0] = [_short("a header's name", each) + value for each, value in own.items()]
-        return _long(b"".join(entries))
+            entries[:0] = [short("a header's name", each) + value for each, value in own.items()]
+        return long(b"".join(entries))
 
     @staticmethod
     def _relays_headers(row: Row, rare: dict[str, Any]) -> set[str]:
@@ -275,8 +260,8 @@ class Encoder:
             method = self._method(exchange, routing_key, self._is_mandatory)
         table = _SCHEMA_VERSION_1
         if row.aggregate_type is not None:
-            table += _AGGREGATE_TYPE + _long(_utf8("aggregate_type", row.aggregate_type))
-        type_ = _short("event_type", row.event_type)
+            table += _AGGREGATE_TYPE + long(utf8("aggregate_type", row.aggregate_type))
+        type_ = short("event_type", row.event_type)
         shape = _Shape(
             exchange=exchange,
             method=method,
@@ -297,12 +282,12 @@ class Encoder:
         payload = b"".join(
             (
                 _BASIC_PUBLISH,
-                _short("the exchange", exchange),
-                _short("the routing key", routing_key),
-                _U8[1 if is_mandatory else 0],
+                short("the exchange", exchange),
+                short("the routing key", routing_key),
+                U8[1 if is_mandatory else 0],
             )
         )
-        frame = b"".join((_METHOD, self._channel, _U32(len(payload)), payload, _END, _HEADER, self._channel))
+        frame = b"".join((_METHOD, self._channel, U32(len(payload)), payload, _END, _HEADER, self._channel))
         if len(self._methods) >= _CACHE_ENTRIES_MAX:
             self._methods.clear()
         self._methods[exchange, routing_key, is_mandatory] = frame
@@ -312,7 +297,7 @@ class Encoder:
         """(header entry occurred_at up to the microseconds, property timestamp) of a whole second."""
         if len(self._seconds) >= _CACHE_ENTRIES_MAX:
             self._seconds.clear()
-        stamp = (_OCCURRED_AT + iso_second(second).encode("ascii") + b".", _U64(second))
+        stamp = (_OCCURRED_AT + iso_second(second).encode("ascii") + b".", U64(second))
         self._seconds[second] = stamp
         return stamp
 
@@ -322,7 +307,7 @@ class Encoder:
         pieces: list[bytes] = []
         for start in range(0, len(body), step):
             piece = body[start : start + step]
-            pieces += (_BODY, self._channel, _U32(len(piece)), piece, _END)
+            pieces += (_BODY, self._channel, U32(len(piece)), piece, _END)
         return b"".join(pieces)
 
 
@@ -340,76 +325,6 @@ class _Shape:
     fixed_size: int
 
 
-def own_headers(text: str) -> dict[str, bytes]:
-    """A row's `headers` (JSON text) as encoded AMQP fields by name. Raises MessageInvalid."""
-    value = header_object(text, _parse_integer, _parse_fraction)
-    for name in _RESERVED_HEADERS:
-        if name in value:
-            raise MessageInvalid(f"the header {name} would add routes at the broker; it is not allowed")
-    try:
-        return {name: _field(each, name) for name, each in value.items()}
-    except RecursionError as error:
-        raise MessageInvalid("the headers are nested too deep") from error
-
-
-def header_object(
-    text: str, parse_integer: Callable[[str], Any], parse_fraction: Callable[[str], Any]
-) -> dict[str, Any]:
-    """A row's `headers` (JSON text) as an object, its numbers as the parsers make them. Raises MessageInvalid."""
-    try:
-        value = json.loads(text, parse_int=parse_integer, parse_float=parse_fraction, parse_constant=_refuse_constant)
-    except RecursionError as error:
-        raise MessageInvalid("the headers are nested too deep") from error
-    except ValueError as error:
-        raise MessageInvalid(f"the headers are not JSON: {error}") from error
-    if not isinstance(value, dict):
-        raise MessageInvalid(f"the headers are not an object but {type(value).__name__}")
-    return value
-
-
-def _parse_integer(text: str) -> int:
-    # Longer ones are out of range anyway, and Python refuses to parse very long ones.
-    if len(text) > 20 or not _INT64_MIN <= (value := int(text)) <= _INT64_MAX:
-        raise MessageInvalid(f"the integer {_cut(text)} in the headers is beyond 64 bits")
-    return value
-
-
-def _parse_fraction(text: str) -> float:
-    value = float(text)
-    # Exact in the sense in which doubles are written and read: the shortest text of the double is this
-    # number.
-    if not math.isfinite(value) or Decimal(repr(value)) != Decimal(text):
-        raise MessageInvalid(f"the number {_cut(text)} in the headers is not exact as a 64-bit double")
-    return value
-
-
-def _refuse_constant(text: str) -> float:
-    raise MessageInvalid(f"{text} in the headers is not JSON")
-
-
-def _field(value: Any, name: str) -> bytes:
-    """A typed field value (AMQP 0-9-1, 4.2.5.5, with RabbitMQ's letters)."""
-    match value:
-        case str():
-            return b"S" + _long(_utf8(name, value))
-        case bool():  # before int, of which it is a subclass
-            return b"t" + _U8[value]
-        case int():
-            return b"l" + _I64(value)
-        case float():
-            return b"d" + _F64(value)
-        case None:
-            return b"V"
-        case list():
-            return b"A" + _long(b"".join(_field(each, name) for each in value))
-        case dict():
-            return b"F" + _long(
-                b"".join(_short("a header's name", key) + _field(each, key) for key, each in value.items())
-            )
-        case _:
-            raise AssertionError(f"not a JSON value: {type(value).__name__}")
-
-
 def expiration(expires_at: float | None, database_now: Callable[[], float]) -> str | None:
     """The milliseconds left, as text; `None` without a deadline. Raises MessageInvalid (`expired`)."""
     if expires_at is None or expires_at == math.inf:
@@ -424,39 +339,13 @@ def expiration(expires_at: float | None, database_now: Callable[[], float]) -> s
     return str(left_ms)
 
 
-def _short(what: str, text: str) -> bytes:
-    """A short string: one octet of length. Raises MessageInvalid above 255 bytes."""
-    try:
-        data = text.encode()
-    except UnicodeEncodeError:
-        data = _utf8(what, text)
-    if len(data) > 255:
-        raise MessageInvalid(f"{what} has {len(data)} bytes, AMQP allows 255: {_cut(text)}")
-    return _U8[len(data)] + data
-
-
-def _long(data: bytes) -> bytes:
-    return _U32(len(data)) + data
-
-
-def _utf8(what: str, text: str) -> bytes:
-    try:
-        return text.encode()
-    except UnicodeEncodeError as error:
-        raise MessageInvalid(f"{what} is not Unicode text: {error}") from error
-
-
-def _cut(text: str) -> str:
-    return text if len(text) <= 40 else f"{text[:40]}…"
-
-
-_SCHEMA_VERSION: Final = _short("", "schema_version") + b"l"
-_SCHEMA_VERSION_1: Final = _SCHEMA_VERSION + _I64(1)
-_AGGREGATE_TYPE: Final = _short("", "aggregate_type") + b"S"
-_AGGREGATE_ID: Final = _short("", "aggregate_id") + b"S"
+_SCHEMA_VERSION: Final = short("", "schema_version") + b"l"
+_SCHEMA_VERSION_1: Final = _SCHEMA_VERSION + I64(1)
+_AGGREGATE_TYPE: Final = short("", "aggregate_type") + b"S"
+_AGGREGATE_ID: Final = short("", "aggregate_id") + b"S"
 _KEY_OVERHEAD: Final = len(_AGGREGATE_ID) + 4
 _HEADER_COLUMNS: Final = [
-    (column, _short("", column)) for column in ("aggregate_version", "causation_id", "traceparent", "tracestate")
+    (column, short("", column)) for column in ("aggregate_version", "causation_id", "traceparent", "tracestate")
 ]
-_OCCURRED_AT: Final = _short("", "occurred_at") + b"S" + _U32(27)
+_OCCURRED_AT: Final = short("", "occurred_at") + b"S" + U32(27)
 _STAMP_SIZE: Final = len(_OCCURRED_AT) + 27

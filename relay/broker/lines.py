@@ -18,7 +18,8 @@ from typing import Any, Final
 
 import orjson
 
-from relay.broker.encode import expiration, header_object
+from relay.broker.encode import expiration
+from relay.broker.fields import header_object
 from relay.envelope import envelope, instant, iso
 from relay.errors import MessageInvalid
 from relay.message import DEFAULT_CONTENT_TYPE, PayloadType, Row
