@@ -2,8 +2,8 @@
 
     INVENTORY_DATABASE_URL=postgresql://… INVENTORY_AMQP_URL=amqp://… python examples/inventory.py
 
-The database has the tables of `relay inbox migrate` and an outbox of `relay migrate`; the broker has the topology of
-examples/topology.toml. SIGTERM ends it: what is in work is finished, the rest goes to the next one.
+The database has the tables of `relay inbox migrate`, an outbox of `relay migrate`; the broker has the topology
+of examples/topology.toml. SIGTERM ends it: what is in work is finished, the rest goes to the next one.
 """
 
 from __future__ import annotations
@@ -46,14 +46,27 @@ def delays_s() -> tuple[float, ...]:
     return tuple(float(part) for part in os.environ.get("INVENTORY_RETRY_DELAYS_S", "5,30,300").split(","))
 
 
+async def stock_up(database_url: str) -> None:
+    """Shelves for the ten products of orders.py, filled once."""
+    connection = await asyncpg.connect(database_url)
+    try:
+        await connection.execute(SCHEMA)
+        await connection.execute(
+            "INSERT INTO stock SELECT 'sku-' || n, 40 FROM generate_series(0, 9) n ON CONFLICT DO NOTHING"
+        )
+    finally:
+        await connection.close(timeout=5)
+
+
 async def main() -> None:
+    await stock_up(os.environ["INVENTORY_DATABASE_URL"])
     consumer = Consumer(
         name="inventory",
-        queue="inventory",
+        queue="orders.inventory",
         handler=reserve,
         amqp_url=os.environ["INVENTORY_AMQP_URL"],
         database_url=os.environ["INVENTORY_DATABASE_URL"],
-        settings=ConsumerSettings(version="1.0", retry=RetryPolicy(delays_s())),
+        settings=ConsumerSettings(version="1.0", retry=RetryPolicy(delays_s()), parking_exchange="orders.dlx"),
     )
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, consumer.stop)
