@@ -812,6 +812,41 @@ async def test_blocked_publishes_nothing_and_settles_late_confirms() -> None:
     assert parts.link.sent == rows
 
 
+async def test_readiness_does_not_repeat_what_a_broker_says_of_a_row() -> None:
+    """Its text may name the row's exchange or routing key, and anybody may ask /readyz."""
+    parts = Parts()
+    text = "403 ACCESS_REFUSED - access to topic 'patient.4711' in exchange 'events' in vhost '/' refused"
+    parts.publisher.on_closed([], Closed.REFUSED, text)
+    assert parts.engine.readiness.reasons == (("broker", "closed over a message that it refuses"),)
+    parts.publisher.on_closed([], Closed.CONNECTION, "connection reset by peer")
+    assert parts.engine.readiness.reasons == (("broker", "connection reset by peer"),)
+
+
+async def test_spans_are_told_of_every_outcome() -> None:
+    told: list[tuple[str, list[str], str]] = []
+
+    class Spans:
+        def end(self, outcome: str, rows: Sequence[Row], now: float, error: str = "") -> None:
+            assert all(row.published_at <= now for row in rows)
+            told.append((outcome, [row.id for row in rows], error))
+
+    parts = Parts()
+    parts.engine.spans = Spans()
+    rows = [make_row(seq, key=f"k{seq}") for seq in (1, 2, 3, 4)]
+    parts.engine.admit(rows)
+    parts.turn()
+    parts.link.ack(rows[0])
+    parts.link.nack(rows[1])
+    parts.link.give_back(rows[2])
+    parts.link.cut()
+    assert told == [
+        ("acked", ["m1"], ""),
+        ("nacked", ["m2"], "basic.nack"),
+        ("returned", ["m3"], "no route"),
+        ("lost", ["m4"], "reset"),
+    ]
+
+
 async def test_a_mute_broker_is_stalled_and_much_later_its_link_is_rebuilt_with_doubling() -> None:
     parts = Parts(EngineSettings(confirm_timeout_s=30.0))
     row = make_row(1)

@@ -84,7 +84,7 @@ def _uncommented(path: Path) -> Iterator[str]:
 def test_secrets_are_files_in_kubernetes() -> None:
     """Not in the environment, and not mounted by subPath, which would never change."""
     found = list(relays())
-    assert len(found) == 3
+    assert len(found) == 4
     for name, spec, container in found:
         variables = {each["name"]: each.get("value") for each in container["env"]}
         assert not SECRETS & set(variables), name
@@ -116,9 +116,10 @@ def test_a_relay_needs_no_right_at_its_machine() -> None:
         assert container["resources"]["limits"]["memory"], name
 
 
-def test_the_sidecar_is_native_and_probed_for_life_only() -> None:
+@pytest.mark.parametrize("file", ["sidecar.yaml", "inbox-sidecar.yaml"])
+def test_a_sidecar_is_native_and_probed_for_life_only(file: str) -> None:
     """`/readyz` would take the service down with the broker; a startup probe would make it wait for the relay."""
-    ((_, spec, relay),) = (found for found in relays() if found[0] == "sidecar.yaml")
+    ((_, spec, relay),) = (found for found in relays() if found[0] == file)
     assert relay in spec["initContainers"]
     assert relay["restartPolicy"] == "Always"
     assert relay["livenessProbe"]["httpGet"]["path"] == "/livez"
@@ -155,7 +156,11 @@ def test_what_selects_pods_finds_them() -> None:
             ]
             assert found, f"{name}: {resource['kind']} selects nothing"
     ports = {port["name"] for _, _, container in relays() for port in container.get("ports", [])}
+    for _, resource in resources():
+        if resource["kind"] == "Deployment" and "outbox-relay" in resource["spec"]["template"]["metadata"]["labels"]:
+            assert resource["spec"]["template"]["metadata"]["labels"]["outbox"], "the rules tell outboxes apart by it"
     (monitor,) = (each for _, each in resources() if each["kind"] == "PodMonitor")
+    assert monitor["spec"]["jobLabel"] == "outbox"
     assert {endpoint["port"] for endpoint in monitor["spec"]["podMetricsEndpoints"]} <= ports
 
 
@@ -178,7 +183,7 @@ def test_prometheus_and_grafana_find_their_files() -> None:
     prometheus = ROOT / "deploy" / "prometheus"
     config = documents(prometheus / "prometheus.yml")[0]
     rules = {path.name for path in prometheus.glob("*.yml") if not path.name.endswith(".test.yml")}
-    assert rules - {"prometheus.yml"} <= set(config["rule_files"]), "rules that nobody loads"
+    assert rules - {"prometheus.yml"} == set(config["rule_files"])
     services = documents(ROOT / "compose.yaml")[0]["services"]
     hosts = {
         target.split(":")[0]
@@ -187,5 +192,9 @@ def test_prometheus_and_grafana_find_their_files() -> None:
         for target in each["targets"]
     }
     assert hosts <= set(services)
+    (provider,) = documents(ROOT / "deploy/grafana/provisioning/dashboards/relay.yml")[0]["providers"]
+    mounts = [volume.split(":") for volume in services["grafana"]["volumes"]]
+    (dashboards,) = (source for source, target, _ in mounts if target == provider["options"]["path"])
+    assert list((ROOT / dashboards).glob("*.json"))
     (source,) = documents(ROOT / "deploy/grafana/provisioning/datasources/prometheus.yml")[0]["datasources"]
     assert source["url"] == "http://prometheus:9090"
