@@ -11,6 +11,7 @@ from collections.abc import Sequence
 
 from relay.core.failures import Failure, classify, judge, may_hold
 from relay.core.ladder import nack_backoff, reconnect_backoff
+from relay.core.pace import Pace
 from relay.core.ports import Broker, Closed, Link, Publication, Rejection, Returned, Setback
 from relay.engine import Engine, Signal
 from relay.errors import BrokerError, BrokerRefused, ExchangeMissing
@@ -36,6 +37,7 @@ class Publisher:
         self._engine = engine
         self._broker = broker
         self._quarantine = Quarantine(engine)
+        self._pace = Pace(engine.settings.in_flight_max)
         self._is_exchange_refused = False
         """The last link was closed over the configured exchange, and no confirm came since."""
         self._closed = Signal()
@@ -126,7 +128,7 @@ class Publisher:
             return self._until_backoff(now)
         # Confirmed and not yet settled counts too: a kill repeats what is published and not settled (I4).
         unsettled = len(engine.decisions.sent) + engine.settling
-        window = engine.settings.in_flight_max - link.in_flight - unsettled
+        window = self._pace.window - link.in_flight - unsettled
         room = min(window, TURN_ROWS, self._allowance(now))
         pressure = engine.metrics.backpressure
         pressure.set("in_flight", window <= 0 and chains.ready > 0, now)
@@ -209,7 +211,9 @@ class Publisher:
             engine.chains.offer_again()
         now = engine.clock.now()
         metrics = engine.metrics
-        metrics.confirm_seconds.observe_many([now - row.published_at for row in confirmed])
+        waits = [now - row.published_at for row in confirmed]
+        self._pace.on_confirmed(sum(waits), len(waits), now)
+        metrics.confirm_seconds.observe_many(waits)
         if engine.database_time.is_known:
             time = engine.database_time.now()
             metrics.last_confirm_timestamp_seconds = time
