@@ -1,6 +1,6 @@
 """The exception tree: what the relay raises on purpose.
 
-Each class knows its exit code (CONTRACT: 0 done, 1 anything else, 2 configuration or usage, 3 schema incompatible,
+Each class knows its exit code (0 done, 1 anything else, 2 configuration or usage, 3 schema incompatible,
 4 the command's own "no"); each instance may carry a hint, one line that says what to do about it. The text of an
 error is one line for a person; it never holds a secret or a payload. Driver exceptions are mapped to these once, at
 the adapter's edge, with `raise ... from`.

@@ -245,7 +245,7 @@ SETTINGS: tuple[Setting, ...] = (
     Setting(
         "RELAY_MAX_READ_AHEAD",
         "max_read_ahead",
-        # Chosen by measurement: DESIGN §7, 0.90 of the C ceiling with 5,000 keys; a larger one adds only memory.
+        # Chosen by measurement (docs/benchmarks.md); a larger one adds only memory.
         "4000",
         values.integer_between(1, 1_000_000),
         "rows read and not yet published",
@@ -255,7 +255,7 @@ SETTINGS: tuple[Setting, ...] = (
     Setting(
         "RELAY_MAX_IN_FLIGHT",
         "max_in_flight",
-        # Chosen by measurement: DESIGN §7, a window of 200 loses 7 % of the ceiling, 50 a third, 5,000 gains none.
+        # Chosen by measurement (docs/benchmarks.md).
         "2000",
         values.integer_between(1, 1_000_000),
         "messages published and not yet confirmed",

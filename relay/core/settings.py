@@ -1,4 +1,4 @@
-"""The engine's settings, as the decisions need them (from CONTRACT's variables, in base units)."""
+"""The engine's settings, as the decisions need them (docs/configuration.md, in base units)."""
 
 from __future__ import annotations
 

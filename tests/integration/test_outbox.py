@@ -1,4 +1,4 @@
-"""`relay.outbox` on a real PostgreSQL: every call of the port, and the histories of PROTOCOL that its SQL decides."""
+"""`relay.outbox` on a real PostgreSQL: every call of the port, and the histories of docs/protocol.md that its SQL decides."""
 
 from __future__ import annotations
 

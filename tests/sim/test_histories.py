@@ -1,4 +1,4 @@
-"""The histories that break the design without its rules: one test for each row of PROTOCOL's last table.
+"""The histories that break the design without its rules: one test for each row of the last table of docs/protocol.md.
 
 Each test drives the real runner into that history, step by step, and lets the oracle judge: loss, order,
 copies, attempts, floors. What a test asserts itself is what the oracle cannot know.
