@@ -142,7 +142,7 @@ def _broker(config: Config, database_now: Callable[[], float]) -> Broker:
                 router,
                 database_now=database_now,
                 envelope_name=config.envelope.value,
-                source=config.name,
+                source=str(config.table),
                 is_mandatory=config.unroutable is not Unroutable.DROP,
                 connection_name=f"outbox-relay {config.name}",
             )
@@ -155,7 +155,7 @@ def _broker(config: Config, database_now: Callable[[], float]) -> Broker:
                 router,
                 database_now=database_now,
                 envelope_name=config.envelope.value,
-                source=config.name,
+                source=str(config.table),
             )
         case _:
             assert_never(config.sink)

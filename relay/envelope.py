@@ -9,7 +9,7 @@
       neither        for SQL NULL, so that it differs from the JSON null.
     A `content_type` or `content_encoding` that the row sets speaks of the payload and stands beside it as
     `data_content_type`, `data_content_encoding`.
-`cloudevents` CloudEvents 1.0, structured JSON: `source` is the row's producer, else the relay's; `subject`
+`cloudevents` CloudEvents 1.0, structured JSON: `source` is the row's producer, else the table's name; `subject`
     the aggregate's id; the rest are extension attributes, lower-case as the specification wants (3.1).
 
 The message's properties and headers are the same under every envelope, but for the content type and encoding,

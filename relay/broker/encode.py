@@ -1,6 +1,6 @@
 """An outbox row -> the bytes of one `basic.publish` (AMQP 0-9-1): method, content header, body frames.
 
-Owns: how columns become properties and headers (docs/schema.md). Pure: no socket, no clock; the same row gives the same bytes.
+Owns: how columns become properties and headers (docs/message.md). Pure: no socket, no clock; the same row gives the same bytes.
 What AMQP or RabbitMQ could not carry exactly raises MessageInvalid before a delivery tag is spent on it,
 because the broker's own answer would be to close the channel or the connection under everybody's messages.
 Lengths are bytes, not characters.

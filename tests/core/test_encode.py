@@ -210,7 +210,7 @@ def test_headers_arrive_equal_in_value_and_type(headers: dict[str, Any]) -> None
 
 
 def test_the_letters_of_the_field_types() -> None:
-    """pamqp reads many integer types alike: the letters themselves, as docs/schema.md wants them."""
+    """pamqp reads many integer types alike: the letters themselves, as docs/message.md wants them."""
     headers = '{"i":200,"d":1.5,"t":true,"v":null,"a":[-1],"f":{"k":"é"}}'
     _, data = encoder().encode(make_row(headers=headers), lambda: NOW)
     assert b"\x01il" + (200).to_bytes(8, "big") in data

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -148,3 +149,23 @@ def test_times_are_iso_8601_in_utc_with_microseconds(seconds: float, text: str) 
 def test_times_that_a_timestamp_cannot_carry_are_invalid(seconds: float) -> None:
     with pytest.raises(MessageInvalid):
         iso(seconds)
+
+
+@pytest.mark.parametrize(("name", "begins"), [("json", '    {"id"'), ("cloudevents", '    {"specversion"')])
+def test_the_page_shows_what_is_sent(name: str, begins: str) -> None:
+    page = (Path(__file__).parents[2] / "docs" / "message.md").read_text(encoding="utf-8")
+    example = page[page.index(begins) :].split("\n\n")[0]
+    row = Row(
+        0,
+        1,
+        "01K0ORDERCREATED",
+        "order.created",
+        aggregate_type="order",
+        aggregate_id="42",
+        payload=b'{"order_id":"42"}',
+        rare={"aggregate_version": 7},
+        occurred_at=1_795_975_200.0,
+    )
+    sent = envelope(name, PayloadType.JSON, "outbox").wrap(row)
+    assert json.loads(sent) == json.loads(example)
+    assert sent.decode() == "".join(line.strip() for line in example.splitlines())
