@@ -13,6 +13,7 @@ from relay.core.failures import Failure, classify, judge, may_hold
 from relay.core.ladder import nack_backoff, reconnect_backoff
 from relay.core.pace import Pace
 from relay.core.ports import Broker, Closed, Link, Publication, Rejection, Returned, Setback
+from relay.core.rate import TokenBucket
 from relay.engine import Engine, Signal
 from relay.errors import BrokerError, BrokerRefused, ExchangeMissing
 from relay.message import Aside, Row, State
@@ -26,7 +27,9 @@ NACKS_MAX = 8
 """Nacked so many times in a row (about half a minute), a row makes room for others (P2)."""
 
 NACK_DEFERRAL_S = 30.0
-RATE_BURST_S = 0.1
+RATE_WAIT_S_MIN = 0.002
+"""Tokens are waited for by the handful: a turn for each would cost more than its message."""
+
 STALL_REBUILD_FACTOR = 10
 
 
@@ -44,8 +47,8 @@ class Publisher:
         self._last_progress_at = 0.0
         self._rebuild_after_s = STALL_REBUILD_FACTOR * engine.settings.confirm_timeout_s
         self._is_stalled = False
-        self._tokens = 0.0
-        self._tokens_at = engine.clock.now()
+        rate = engine.settings.rate_max
+        self._bucket = None if rate is None else TokenBucket(rate, engine.clock.now())
 
     # ------------------------------------------------------------ connecting
 
@@ -124,20 +127,23 @@ class Publisher:
         link = engine.link
         now = engine.clock.now()
         chains.wake_backoff(now)
+        pressure = engine.metrics.backpressure
         if link is None or engine.is_blocked or engine.is_paused or engine.is_stopping:
+            # Something else holds it back.
+            pressure.set("in_flight", False, now)
+            pressure.set("rate", False, now)
             return self._until_backoff(now)
         # Confirmed and not yet settled counts too: a kill repeats what is published and not settled (I4).
         unsettled = len(engine.decisions.sent) + engine.settling
         window = self._pace.window - link.in_flight - unsettled
         room = min(window, TURN_ROWS, self._allowance(now))
-        pressure = engine.metrics.backpressure
         pressure.set("in_flight", window <= 0 and chains.ready > 0, now)
         if room > 0 and self._probe(link, now):
             room -= 1
         if room <= 0 or not chains.ready or self._quarantine.is_alone(now):
             wait_s = self._until_backoff(now)
-            if window > 0 and (chains.ready or self._quarantine) and engine.settings.rate_max:
-                return 1.0 / engine.settings.rate_max
+            if window > 0 and (chains.ready or self._quarantine) and self._bucket is not None:
+                return max(RATE_WAIT_S_MIN, self._bucket.wait_s)
             return wait_s
         batch = chains.take(room, TURN_BYTES, engine.leases.writable(now))
         if chains.has_orphans:
@@ -169,14 +175,14 @@ class Publisher:
             self._last_progress_at = now
         publication = link.probe(row)
         self._quarantine.take(row, publication)
-        self._tokens -= publication.taken
+        self._spend(publication.taken)
         for rejection in publication.rejected:
             self._fail(rejection)
         return publication.taken > len(publication.rejected)
 
     def _take_publication(self, batch: Sequence[Row], publication: Publication) -> None:
         engine = self._engine
-        self._tokens -= publication.taken
+        self._spend(publication.taken)
         if publication.taken < len(batch):
             engine.chains.untake(batch[publication.taken :])
         for rejection in publication.rejected:
@@ -187,16 +193,16 @@ class Publisher:
         return None if due is None else max(0.001, due - now)
 
     def _allowance(self, now: float) -> int:
-        """`RELAY_MAX_RATE`: messages that may go now; a tenth of a second's worth is saved up."""
-        rate = self._engine.settings.rate_max
-        if rate is None:
+        """`RELAY_MAX_RATE`: messages that may go now."""
+        if self._bucket is None:
             return TURN_ROWS
-        burst = max(1.0, rate * RATE_BURST_S)
-        self._tokens = min(burst, self._tokens + (now - self._tokens_at) * rate)
-        self._tokens_at = now
-        is_spent = self._tokens < 1.0
-        self._engine.metrics.backpressure.set("rate", is_spent and self._engine.chains.ready > 0, now)
-        return int(self._tokens)
+        allowed = self._bucket.allowance(now)
+        self._engine.metrics.backpressure.set("rate", allowed == 0 and self._engine.chains.ready > 0, now)
+        return allowed
+
+    def _spend(self, messages: int) -> None:
+        if self._bucket is not None:
+            self._bucket.take(messages)
 
     # ------------------------------------------------------------ outcomes (the link's listener)
 

@@ -54,6 +54,8 @@ class Reader:
         self._next_arm_at = _NEVER
         self._housekeeping = Housekeeping(engine)
         self._turns = 0
+        self._has_load_room = True
+        """Whether the last large body that was wanted fitted in."""
 
     def on_ring(self) -> None:
         """An insert rang, an operator's command, or another relay that woke."""
@@ -101,6 +103,7 @@ class Reader:
         if engine.is_paused:
             # Nobody looks for writers meanwhile.
             engine.metrics.late_commit_writers = engine.metrics.oldest_writer_age_seconds = None
+            engine.metrics.backpressure.set("bytes", False, engine.clock.now())
             return poll_interval_s
         has_loaded = bool(engine.chains.wanted) and await self._load()
         now = engine.clock.now()
@@ -210,11 +213,12 @@ class Reader:
         settings = engine.settings
         chains = engine.chains
         room = settings.read_ahead_max - len(chains)
+        inline_room = settings.bytes_max // 2 - (chains.bytes - chains.large_bytes)
+        is_full = inline_room < engine.inline_bytes or (bool(chains.wanted) and not self._has_load_room)
+        engine.metrics.backpressure.set("bytes", is_full, engine.clock.now())
         if room < settings.read_ahead_max // 4 and chains.ready:
             return [], 0
-        inline_room = settings.bytes_max // 2 - (chains.bytes - chains.large_bytes)
         room = min(room, inline_room // engine.inline_bytes)
-        engine.metrics.backpressure.set("bytes", inline_room < engine.inline_bytes, engine.clock.now())
         if room <= 0:
             return [], 0
         shards = self._readable()
@@ -304,6 +308,7 @@ class Reader:
                 break
             batch.append(row)
             room -= row.size
+        self._has_load_room = bool(batch) or not wanted
         if not batch:
             return False
         gone = await engine.outbox.load(batch)

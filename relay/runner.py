@@ -193,6 +193,8 @@ class Runner:
         metrics = engine.metrics
         metrics.connected["database"] = False
         metrics.backpressure.set("database_down", True, engine.clock.now())
+        # Nobody reads, so nobody waits for room.
+        metrics.backpressure.set("bytes", False, engine.clock.now())
         # What cannot be read is absent, not frozen as if fresh (I8).
         metrics.forget_database()
         is_news = (reason, error.message) not in engine.readiness.reasons
