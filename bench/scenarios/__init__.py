@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from bench.scenarios import drain, growth, isolation, micro, peers, recovery, sink, start, trickle, writers
+from bench.scenarios import drain, growth, isolation, micro, peers, recovery, sink, start, sweep, trickle, writers
 from bench.step import Form, Step
 
 SCENARIOS: dict[str, Callable[[Form], Sequence[Step]]] = {
@@ -18,5 +18,6 @@ SCENARIOS: dict[str, Callable[[Form], Sequence[Step]]] = {
     "recovery": recovery.steps,
     "sink": sink.steps,
     "micro": micro.steps,
+    "sweep": sweep.steps,
 }
 """By name, in the order of a turn."""
