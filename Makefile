@@ -4,6 +4,7 @@
 #   make test                     the short tests          make test-long   those that take minutes
 #   make lint types               ruff, mypy --strict
 #   make sim SEEDS=500 FROM=0     random histories in simulation
+#   make mutants                  plants each known bug: which random history finds it (minutes)
 #   make faults                   the fault matrix on real servers, and its table in docs/guarantees.md (minutes)
 #   make bench                    the benchmark suite: ten minutes of a quiet machine (bench-long: hours)
 #
@@ -14,7 +15,7 @@ SEEDS ?= 500
 FROM ?= 0
 PYTEST ?=
 
-.PHONY: setup demo test test-long lint types format bench bench-long sim faults
+.PHONY: setup demo test test-long lint types format bench bench-long sim mutants faults
 
 setup:
 	@.ci/setup
@@ -50,3 +51,6 @@ sim: setup
 
 faults: setup
 	$(PYTHON) -m tests.faults --table
+
+mutants: setup
+	$(PYTHON) -m tests.mutants

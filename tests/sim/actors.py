@@ -88,9 +88,9 @@ class Actors:
         columns: dict[str, object] = {"size": rng.choice([10, 10, 10, 1500])}
         roll = rng.random()
         poison = rng.choice(["invalid", "invalid", "expired", "refused", "refused", "refused_all"])
-        if roll < 0.1:
+        if roll < self._climate.flaky_share:
             columns["event_type"] = "flaky"
-        elif roll < 0.15 and self._climate.has_poison:
+        elif roll > 0.95 and self._climate.has_poison:
             columns["event_type"] = poison
         if rng.random() < 0.05:
             columns["available_in_s"] = rng.choice([-1.0, 0.01, 0.5, 2.0])
@@ -103,7 +103,7 @@ class Actors:
         database = self._world.database
         rng = source(self._world.seed, "application")
         while not self._is_over:
-            await asyncio.sleep(rng.expovariate(2.0))
+            await asyncio.sleep(rng.expovariate(self._climate.application_rate))
             pending = database.unsent()
             if not pending or not database.is_up:
                 continue
@@ -126,7 +126,7 @@ class Actors:
         world = self._world
         rng = source(world.seed, "operator")
         while not self._is_over:
-            await asyncio.sleep(rng.expovariate(0.7))
+            await asyncio.sleep(rng.expovariate(self._climate.operator_rate))
             if not world.database.is_up:
                 continue
             if world.database.faults and rng.random() < 0.5:

@@ -33,7 +33,8 @@ class Faults:
     async def blow(self) -> None:
         world = self._world
         rng = source(world.seed, "faults")
-        chosen = rng.sample(self.names(), rng.randint(1, 6))
+        sure = self._climate.sure_faults
+        chosen = [*sure, *rng.sample([name for name in self.names() if name not in sure], rng.randint(1, 6))]
         rate = rng.choice([0.3, 1.0, 3.0])
         sources = {name: source(world.seed, name) for name in chosen}
         while True:

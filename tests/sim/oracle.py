@@ -70,6 +70,8 @@ class Entry:
     """Whether it has an `available_at`, past or not: where the clock jumps, it may count as scheduled."""
     is_alive: bool = True
     """False once its commit was lost with the database."""
+    lost: int = -1
+    """The tick of that loss."""
     was_parked: bool = False
     is_discarded: bool = False
     tried: int = -1
@@ -183,7 +185,9 @@ class Oracle:
 
     def commit_lost(self, ids: Iterable[str]) -> None:
         for each in ids:
-            self.entries[each].is_alive = False
+            entry = self.entries[each]
+            entry.is_alive = False
+            entry.lost = self.step()
 
     def commits_rewound(self) -> None:
         self.rewound = self.step()
@@ -266,6 +270,11 @@ class Oracle:
     def discarded(self, id_: str) -> None:
         self.entries[id_].is_discarded = True
 
+    def retired(self, relay: str, id_: str, parked_for_s: float, retention_s: float) -> None:
+        self.discarded(id_)
+        if parked_for_s < retention_s:
+            self.blame(f"O2: {relay} deletes {id_}, parked for {parked_for_s:.1f} s of {retention_s:.1f} s")
+
     def was_redriven(self, id_: str, *, held: bool) -> None:
         """`held`: whether it held its key while it was parked."""
         entry = self.entries[id_]
@@ -302,9 +311,18 @@ class Oracle:
             lower = table.lower_holding(row)
             if lower is not None and self._is_held_by(row, lower):
                 self.blame(f"P1: {relay} publishes {row.id} (seq {row.seq}) over {lower}, which holds its key")
+        self._judge_alive(relay, row)
         publication = Publication(row.id, relay, row.shard, tick, now, is_owned)
         self.publications.setdefault(row.id, []).append(publication)
         return publication
+
+    def _judge_alive(self, relay: str, row: Row) -> None:
+        """R5: with new sessions nothing goes that the old ones read and nobody had published."""
+        entry = self.entries.get(row.id)
+        if entry is None or entry.is_alive or entry.lost > self.granted_at.get((relay, row.shard), -1):
+            return
+        if not any(each.relay == relay for each in self.publications.get(row.id, ())):
+            self.blame(f"R5: {relay} publishes {row.id} (seq {row.seq}), which the database has lost since")
 
     def _is_held_by(self, row: Row, lower: str) -> bool:
         """Not by one that an operator brought back beneath it, nor after the sequence was set back."""

@@ -474,7 +474,7 @@ class FakeOutbox(Settling):
             rows = [row for row in rows if row.id not in database.unmarkable and row.id not in database.row_locks]
             for row in rows:
                 database.delete_row(row)
-                database.oracle.discarded(row.id)
+                database.oracle.retired(self.instance, row.id, database.now() - (row.parked_at or 0.0), older_than_s)
             promoted = database.promote((row.shard, row.key) for row in rows)
             self._commit()
         finally:

@@ -8,13 +8,15 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from relay.core.settings import EngineSettings, Ordering, Unroutable
 
 from .broker import BrokerOptions
 from .database import DatabaseOptions
 from .world import WorldOptions
+
+BRIEF_S = 1.5
 
 PATIENCE_S = 600.0
 """A poll interval with which a row arrives in time only if the doorbell works."""
@@ -36,6 +38,12 @@ class Climate:
     """Most rows are of one key."""
     is_set_back: bool
     """A restore, or an operator, sets the sequence back now and then (R5)."""
+    flaky_share: float = 0.1
+    """Of the rows: those whose route comes and goes."""
+    application_rate: float = 2.0
+    operator_rate: float = 0.7
+    sure_faults: list[str] = field(default_factory=list)
+    """Kinds of faults that happen for certain."""
 
 
 def source(seed: object, part: str) -> random.Random:
@@ -52,9 +60,9 @@ def climate(seed: object) -> Climate:
     writers = [rng.choice([1.0, 4.0, 10.0]) for _ in range(rng.randint(1, 5))]
     if rng.random() < 0.25:
         # Many short transactions at once: what begins and ends between two checks.
-        seconds = 1.5
+        seconds = BRIEF_S
         writers = [40.0 for _ in range(rng.randint(3, 6))]
-    return Climate(
+    drawn = Climate(
         options,
         seconds,
         relays=rng.choice([1, 2, 2, 3]),
@@ -63,9 +71,39 @@ def climate(seed: object) -> Climate:
         has_application=rng.random() < 0.5,
         has_operator=rng.random() < 0.7,
         has_poison=rng.random() < 0.4,
-        is_hot=rng.random() < 0.2,
+        is_hot=rng.random() < (0.5 if seconds == BRIEF_S else 0.2),
         is_set_back=rng.random() < 0.05,
     )
+    if drawn.is_set_back:
+        drawn.sure_faults.append("set_back")
+    if has_faults:
+        rng.choices([_mix, _fray, _contend], [6, 1, 2])[0](drawn, rng)
+    return drawn
+
+
+def _mix(drawn: Climate, rng: random.Random) -> None:
+    """A bit of everything."""
+
+
+def _fray(drawn: Climate, rng: random.Random) -> None:
+    """A database that crashes again and again and loses what it can."""
+    database = drawn.options.database
+    database.settle_synchronous = rng.random() < 0.3
+    database.others_synchronous = False
+    drawn.relays = rng.choice([1, 2, 3])
+    drawn.sure_faults.append("crash")
+
+
+def _contend(drawn: Climate, rng: random.Random) -> None:
+    """Much that fails and waits aside, an application and an operator who interfere with it."""
+    drawn.has_application = drawn.has_operator = drawn.has_poison = True
+    drawn.application_rate, drawn.operator_rate = 6.0, 3.0
+    drawn.flaky_share = 0.4
+    drawn.is_hot = rng.random() < 0.5
+    drawn.options.settings = replace(
+        drawn.options.settings, on_unroutable=rng.choice([Unroutable.RETRY, Unroutable.PARK])
+    )
+    drawn.sure_faults.append("unbind")
 
 
 def _settings(rng: random.Random) -> EngineSettings:
