@@ -1,4 +1,4 @@
-"""Percentiles of latencies, in milliseconds."""
+"""Latencies of committed rows, in milliseconds."""
 
 from __future__ import annotations
 
@@ -7,18 +7,7 @@ from typing import Any
 
 from bench.errors import BenchFailed
 from bench.writing import Commit
-
-
-def percentile(values: Sequence[float], share: float) -> float:
-    """The smallest value that at least this share of the values does not exceed (nearest rank)."""
-    ordered = sorted(values)
-    return ordered[max(0, -(-len(ordered) * share // 1).__int__() - 1)]
-
-
-def percentiles_ms(seconds: Sequence[float]) -> dict[str, float]:
-    """p50, p99, p99.9 and the largest."""
-    shares = {"p50_ms": 0.5, "p99_ms": 0.99, "p99_9_ms": 0.999, "max_ms": 1.0}
-    return {name: round(percentile(seconds, share) * 1e3, 3) for name, share in shares.items()}
+from relay.benchmark.figures import percentiles_ms
 
 
 def commit_latencies(commits: Sequence[Commit], arrived: Mapping[str, float]) -> dict[str, Any]:

@@ -565,6 +565,30 @@ def _print_verdict(verdict: Verdict) -> None:
     print(verdict.summary)
 
 
+# ---------------------------------------------------------------- bench
+
+
+def _bench(options: argparse.Namespace, console: _Console) -> int:
+    from relay.benchmark.plan import read_plan
+
+    plan = read_plan(options)
+    config = console.config("bench")
+    console.warn()
+    from relay import benchmark
+    from relay.benchmark import figures
+
+    screen = _Screen(is_live=sys.stderr.isatty())
+    outcome = _await(benchmark.run(config, console.environ, plan, screen.step, screen.gauge))
+    screen.clear()
+    if options.json:
+        _print_json(figures.document(outcome), console)
+    else:
+        shown = figures.lines(outcome)
+        width = max(len(name) for name, _ in shown)
+        _print_lines((f"{name:<{width}}  {text}" for name, text in shown), console)
+    return 0
+
+
 # ---------------------------------------------------------------- the parser
 
 
@@ -616,6 +640,7 @@ def _parser() -> argparse.ArgumentParser:
     _add_topology(commands)
     _add_redrive(commands)
 
+    _add_bench(commands)
     _add(commands, "demo", _demo, "the whole path on throwaway servers, with a relay that is killed midway")
 
     inbox = _add(commands, "inbox", None, "the consumer's half")
@@ -632,6 +657,24 @@ def _parser() -> argparse.ArgumentParser:
         "the consumer's sidecar: a queue into the inbox table, until SIGTERM or SIGINT",
     )
     return parser
+
+
+def _add_bench(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    bench = _add(
+        commands, "bench", _bench, "drain and trickle against the configured servers, on a table and a queue of its own"
+    )
+    for name, metavar, text in (
+        ("--rows", "N", "rows of the backlog that is drained (default: 20000)"),
+        ("--keys", "N", "ordering keys (default: 5000)"),
+        ("--payload-bytes", "N", "size of a payload (default: 250)"),
+        ("--rate", "N", "rows a second of the trickle (default: 200)"),
+        ("--seconds", "N", "how long it trickles (default: 10)"),
+    ):
+        bench.add_argument(name, metavar=metavar, help=text)
+    bench.add_argument(
+        "--queue", choices=("quorum", "classic"), default="quorum", help="the queue's type (default: quorum)"
+    )
+    bench.add_argument("--json", action="store_true", help="one JSON document")
 
 
 def _add_parked(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:

@@ -13,13 +13,13 @@ from typing import Final
 
 import asyncpg
 
-from bench.latency import percentiles_ms
 from bench.load import EVENT_TYPE
 from bench.proof import expect_no_complaints
 from bench.rig import NOWHERE, Rig
 from bench.step import Form, Run, Step
 from bench.watched import watching
 from bench.writing import Commit, write_at
+from relay.benchmark.figures import percentiles_ms
 
 HELD_ROWS: Final = 10_000
 POISON_BATCHES, BATCH_ROWS = 3, 500

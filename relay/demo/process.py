@@ -92,9 +92,13 @@ class RelayProcess:
 
     async def metric(self, name: str) -> float:
         """The sum of a metric's series; 0 while it cannot be read."""
+        return sum(value for series, value in (await self.metrics()).items() if series.partition("{")[0] == name)
+
+    async def metrics(self) -> dict[str, float]:
+        """Every series as exposed; none while they cannot be read."""
         text = await self._get("/metrics") or ""
         lines = (line.rpartition(" ") for line in text.splitlines() if not line.startswith("#"))
-        return sum(float(value) for series, _, value in lines if series.partition("{")[0] == name)
+        return {series: float(value) for series, _, value in lines}
 
     async def kill(self) -> None:
         """SIGKILL: no warning, no clean-up."""

@@ -1,17 +1,12 @@
-"""Percentiles, and latencies of which none is left out."""
+"""Latencies of which none is left out."""
 
 from __future__ import annotations
 
 import pytest
 
 from bench.errors import BenchFailed
-from bench.latency import commit_latencies, percentile
+from bench.latency import commit_latencies
 from bench.writing import Commit
-
-
-@pytest.mark.parametrize(("share", "expected"), [(0.5, 50.0), (0.99, 99.0), (0.999, 100.0), (1.0, 100.0), (0.001, 1.0)])
-def test_a_percentile_is_the_nearest_rank(share: float, expected: float) -> None:
-    assert percentile([float(n) for n in range(100, 0, -1)], share) == expected
 
 
 def test_latencies_run_from_the_commit_and_from_when_it_was_due() -> None:

@@ -1,0 +1,200 @@
+"""The benchmark's own table, exchange and queue: made under names that nobody has, and taken away again.
+
+Nothing else is touched: a name that exists already, however unlikely, ends the benchmark before anything is made of it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import secrets
+import time
+from collections.abc import AsyncIterator, Iterator
+from dataclasses import dataclass
+from typing import Final
+
+from aiormq import Connection as BrokerConnection
+from aiormq.abc import AbstractChannel
+from aiormq.exceptions import AMQPError, ChannelNotFoundEntity
+
+from relay import migrate
+from relay.broker.opening import first_of, opened
+from relay.config import Config
+from relay.database import Connection, close, connect, fill, mapped_errors, sql_file
+from relay.errors import BrokerRefused, BrokerUnavailable, CheckFailed, RelayError
+from relay.values import TableName
+
+ANSWER_TIMEOUT_S: Final = 30.0
+ROUND_TRIPS: Final = 15
+QUEUE_EXPIRES_MS: Final = 3_600_000
+"""Should this process be killed, the broker itself takes the queue away after an hour, and with it the exchange."""
+
+_SUFFIXES: Final = {
+    "table": "",
+    "shard": "_shard",
+    "relay": "_relay",
+    "fault": "_fault",
+    "meta": "_meta",
+    "ring": "_ring",
+    "bell_wait": "_bell_wait",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Ground:
+    """Where the benchmark works. `exchange` routes everything to `queue`; both have one name."""
+
+    table: TableName
+    queue: str
+    database: Connection
+    channel: AbstractChannel
+
+    def sql(self, name: str) -> str:
+        """A statement of sql/benchmark/, over the own table."""
+        return fill(sql_file(f"benchmark/{name}.sql"), _names(self.table))
+
+    async def empty_queue(self) -> None:
+        """Nothing of the drain is left for the trickle's consumer. Raises BrokerUnavailable."""
+        with _broker_errors():
+            await self.channel.queue_purge(self.queue, timeout=ANSWER_TIMEOUT_S)
+
+    async def database_round_trip_s(self) -> float:
+        """The fastest of some empty questions. Raises DatabaseLost."""
+        found = []
+        for _ in range(ROUND_TRIPS):
+            began = time.monotonic()
+            with mapped_errors():
+                await self.database.execute("SELECT", timeout=ANSWER_TIMEOUT_S)
+            found.append(time.monotonic() - began)
+        return min(found)
+
+    async def broker_round_trip_s(self) -> float:
+        """The same of the broker. Raises BrokerUnavailable."""
+        found = []
+        for _ in range(ROUND_TRIPS):
+            began = time.monotonic()
+            with _broker_errors():
+                await self.channel.basic_qos(prefetch_count=0, timeout=ANSWER_TIMEOUT_S)
+            found.append(time.monotonic() - began)
+        return min(found)
+
+
+@contextlib.asynccontextmanager
+async def prepared(config: Config, queue_type: str) -> AsyncIterator[Ground]:
+    """Make everything; leaving the block takes it away, whatever ended it.
+
+    Raises RelayError where a server refuses, and CheckFailed, naming what is left, where something cannot be taken away.
+    """
+    name = f"relay_bench_{secrets.token_hex(6)}"
+    async with contextlib.AsyncExitStack() as stack:
+        database = await connect(config.database(), application_name="outbox-relay bench")
+        stack.push_async_callback(close, database)
+        connection, channel = await first_of(config.amqp_urls(), _open)
+        stack.push_async_callback(_close_broker, connection)
+        table = await _make_table(config, database, TableName(config.table.schema, name), stack)
+        await _make_queue(connection, channel, name, queue_type, stack)
+        yield Ground(table, name, database, channel)
+
+
+async def _make_table(
+    config: Config, database: Connection, table: TableName, stack: contextlib.AsyncExitStack
+) -> TableName:
+    with mapped_errors():
+        is_taken = await database.fetchval("SELECT to_regclass($1) IS NOT NULL", table.quoted, timeout=ANSWER_TIMEOUT_S)
+    if is_taken:
+        raise CheckFailed(f"the table {table} exists already: nothing is touched", hint="run it again")
+    # From here on whatever has this name is ours, also when the migration is cut short.
+    stack.push_async_callback(_drop_table, config, table)
+    return (await migrate.migrate(database, table)).schema.table
+
+
+async def _drop_table(config: Config, table: TableName) -> None:
+    """On a session of its own: the other one may be in any state by now."""
+    try:
+        async with contextlib.AsyncExitStack() as stack:
+            database = await connect(config.database(), application_name="outbox-relay bench")
+            stack.push_async_callback(close, database)
+            with mapped_errors():
+                await database.execute(fill(sql_file("benchmark/drop.sql"), _names(table)), timeout=ANSWER_TIMEOUT_S)
+    except RelayError as error:
+        names = ", ".join(table.derived(_SUFFIXES[key]) for key in ("table", "shard", "relay", "fault", "meta"))
+        raise CheckFailed(
+            f"the benchmark's table is still there ({error.message})", hint=f"take it away: DROP TABLE {names} CASCADE"
+        ) from error
+
+
+async def _make_queue(
+    connection: BrokerConnection, channel: AbstractChannel, name: str, queue_type: str, stack: contextlib.AsyncExitStack
+) -> None:
+    with _broker_errors():
+        await _expect_nothing(connection, name)
+        # From here on whatever has this name is ours.
+        stack.push_async_callback(_delete, connection, name)
+        # Goes with its last queue.
+        await channel.exchange_declare(
+            name, exchange_type="fanout", durable=True, auto_delete=True, timeout=ANSWER_TIMEOUT_S
+        )
+        await channel.queue_declare(
+            name,
+            durable=True,
+            arguments={"x-queue-type": queue_type, "x-expires": QUEUE_EXPIRES_MS},
+            timeout=ANSWER_TIMEOUT_S,
+        )
+        await channel.queue_bind(name, name, timeout=ANSWER_TIMEOUT_S)
+
+
+async def _expect_nothing(connection: BrokerConnection, name: str) -> None:
+    """Neither an exchange nor a queue of this name. Raises CheckFailed."""
+    for kind in ("exchange", "queue"):
+        # The broker closes the channel with its "no".
+        asking = await connection.channel()
+        ask = asking.exchange_declare if kind == "exchange" else asking.queue_declare
+        try:
+            await ask(name, passive=True, timeout=ANSWER_TIMEOUT_S)
+        except ChannelNotFoundEntity:
+            continue
+        raise CheckFailed(f"the {kind} {name} exists already: nothing is touched", hint="run it again")
+
+
+async def _delete(connection: BrokerConnection, name: str) -> None:
+    """On a channel of its own: the other one may be waiting for an answer still."""
+    try:
+        with _broker_errors():
+            channel = await connection.channel()
+            await channel.queue_delete(name, timeout=ANSWER_TIMEOUT_S)
+            await channel.exchange_delete(name, timeout=ANSWER_TIMEOUT_S)
+    except RelayError as error:
+        raise CheckFailed(
+            f"the benchmark's queue and exchange {name} are still there ({error.message})",
+            hint="the broker takes them away after an hour without use",
+        ) from error
+
+
+async def _open(url: str) -> tuple[BrokerConnection, AbstractChannel]:
+    async def with_channel(connection: BrokerConnection, _: object) -> tuple[BrokerConnection, AbstractChannel]:
+        return connection, await connection.channel(publisher_confirms=False)
+
+    return await opened(url, "outbox-relay bench", with_channel)
+
+
+async def _close_broker(connection: BrokerConnection) -> None:
+    with contextlib.suppress(AMQPError, OSError, TimeoutError, asyncio.InvalidStateError):
+        async with asyncio.timeout(ANSWER_TIMEOUT_S):
+            await connection.close()
+
+
+@contextlib.contextmanager
+def _broker_errors() -> Iterator[None]:
+    """aiormq's errors as ours."""
+    try:
+        yield
+    except AMQPError as error:
+        raise BrokerRefused(
+            f"RabbitMQ: {' '.join(map(str, error.args)) or type(error).__name__}", reply_code=0
+        ) from error
+    except (OSError, TimeoutError, asyncio.InvalidStateError, RuntimeError) as error:
+        raise BrokerUnavailable(f"RabbitMQ gave no answer: {str(error) or type(error).__name__}") from error
+
+
+def _names(table: TableName) -> dict[str, str]:
+    return {name: table.derived(suffix) for name, suffix in _SUFFIXES.items()}

@@ -1,0 +1,105 @@
+"""`relay bench` without servers: its flags, its figures, and what it reads from them."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+
+import pytest
+
+from relay.benchmark.figures import Drain, Limit, Outcome, Plan, Trickle, document, limit_of, lines, percentile
+from relay.benchmark.plan import read_plan
+from relay.errors import UsageError
+
+DRAIN = Drain(
+    rows=10_000,
+    seconds=1.0,
+    cpu_s=0.2,
+    read_s=0.2,
+    read_calls=20,
+    settle_s=0.3,
+    settle_calls=20,
+    confirm_s=500.0,
+    rate_s=0.0,
+    in_flight_max=2_000,
+    database_rtt_s=0.0002,
+    broker_rtt_s=0.0003,
+)
+
+
+def options(**given: str) -> argparse.Namespace:
+    names = dict.fromkeys(("rows", "keys", "payload_bytes", "rate", "seconds"))
+    return argparse.Namespace(**{"queue": "quorum", **names, **given})
+
+
+def test_flags_left_out_have_their_defaults() -> None:
+    assert read_plan(options()) == Plan()
+    assert read_plan(options(rows="500", rate="7")) == Plan(rows=500, rate_per_s=7)
+
+
+@pytest.mark.parametrize(
+    ("given", "complaint"),
+    [
+        ({"rows": "many"}, "--rows 'many': .*; allowed: a whole number from 100 to"),
+        ({"payload_bytes": "2"}, "--payload-bytes '2'"),
+        ({"seconds": "0"}, "--seconds '0'"),
+        ({"rows": "10000000", "payload_bytes": "1000"}, "more than 2 GiB"),
+    ],
+)
+def test_a_flag_out_of_bounds_is_named(given: dict[str, str], complaint: str) -> None:
+    with pytest.raises(UsageError, match=complaint):
+        read_plan(options(**given))
+
+
+@pytest.mark.parametrize(
+    ("changes", "limit", "reading"),
+    [
+        ({}, Limit.BROKER, "a confirm took 50.0 ms with up to 2,000 in flight, while the relay used 20% of a core"),
+        ({"cpu_s": None}, Limit.BROKER, "a confirm took 50.0 ms with up to 2,000 in flight"),
+        ({"cpu_s": 0.9}, Limit.RELAY, "busy for 90% of the time"),
+        ({"rate_s": 0.5}, Limit.RELAY, "RELAY_MAX_RATE held publishing back for 50%"),
+        ({"settle_s": 0.8}, Limit.DATABASE, "settling waited for PostgreSQL 80% of the time, 40.0 ms a transaction"),
+        ({"read_s": 0.9}, Limit.DATABASE, "reading waited for PostgreSQL 90% of the time, 45.0 ms a transaction"),
+        ({"read_s": 0.9, "database_rtt_s": 0.030}, Limit.NETWORK, "30.0 ms of the 45.0 ms a transaction takes"),
+        ({"broker_rtt_s": 0.040}, Limit.NETWORK, "a confirm took 50.0 ms, of which 40.0 ms are the way to the broker"),
+    ],
+)
+def test_what_limits_a_drain(changes: dict[str, float | None], limit: Limit, reading: str) -> None:
+    drain = dataclasses.replace(DRAIN, **changes)  # type: ignore[arg-type]
+    found, text = limit_of(drain)
+    assert found is limit
+    assert reading in text
+
+
+def test_the_document_and_the_lines_say_the_same() -> None:
+    trickle = Trickle(200, 10, [0.001 * n for n in range(1, 101)], [0.002 * n for n in range(1, 101)], 0.05)
+    outcome = Outcome(Plan(rows=10_000), "1.0", DRAIN, trickle)
+    result = document(outcome)
+    assert result["drain"] == {
+        "rows": 10_000,
+        "seconds": 1.0,
+        "messages_per_s": 10_000.0,
+        "cpu_us_per_message": 20.0,
+        "confirm_mean_ms": 50.0,
+        "read_mean_ms": 10.0,
+        "settle_mean_ms": 15.0,
+    }
+    assert isinstance(result["trickle"], dict)
+    assert result["trickle"]["commit_to_consumer"] == {
+        "p50_ms": 50.0,
+        "p99_ms": 99.0,
+        "p99_9_ms": 100.0,
+        "max_ms": 100.0,
+    }
+    assert result["trickle"]["cpu_us_per_message"] == 500.0
+    assert isinstance(result["limit"], dict)
+    assert result["limit"]["by"] == "broker"
+    shown = dict(lines(outcome))
+    assert shown["drain"].startswith("10,000 messages/s (10,000 rows of 250 bytes, 5,000 keys, quorum queue")
+    assert shown["commit to consumer"] == "p50 50.0 ms, p99 99.0 ms, p99.9 100.0 ms"
+    assert shown["the limit"].startswith("broker: ")
+
+
+@pytest.mark.parametrize(("share", "expected"), [(0.5, 50.0), (0.99, 99.0), (0.999, 100.0), (1.0, 100.0), (0.001, 1.0)])
+def test_a_percentile_is_the_nearest_rank(share: float, expected: float) -> None:
+    assert percentile([float(n) for n in range(100, 0, -1)], share) == expected
