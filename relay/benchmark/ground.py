@@ -9,13 +9,14 @@ import asyncio
 import contextlib
 import secrets
 import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Awaitable, Iterator
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, TypeVar
 
 from aiormq import Connection as BrokerConnection
 from aiormq.abc import AbstractChannel
 from aiormq.exceptions import AMQPError, ChannelNotFoundEntity
+from pamqp.common import FieldValue
 
 from relay import migrate
 from relay.broker.opening import first_of, opened
@@ -23,6 +24,8 @@ from relay.config import Config
 from relay.database import Connection, close, connect, fill, mapped_errors, sql_file
 from relay.errors import BrokerRefused, BrokerUnavailable, CheckFailed, RelayError
 from relay.values import TableName
+
+T = TypeVar("T")
 
 ANSWER_TIMEOUT_S: Final = 30.0
 ROUND_TRIPS: Final = 15
@@ -55,8 +58,7 @@ class Ground:
 
     async def empty_queue(self) -> None:
         """Nothing of the drain is left for the trickle's consumer. Raises BrokerUnavailable."""
-        with _broker_errors():
-            await self.channel.queue_purge(self.queue, timeout=ANSWER_TIMEOUT_S)
+        await answered(self.channel.queue_purge(self.queue, timeout=ANSWER_TIMEOUT_S))
 
     async def database_round_trip_s(self) -> float:
         """The fastest of some empty questions. Raises DatabaseLost."""
@@ -73,8 +75,7 @@ class Ground:
         found = []
         for _ in range(ROUND_TRIPS):
             began = time.monotonic()
-            with _broker_errors():
-                await self.channel.basic_qos(prefetch_count=0, timeout=ANSWER_TIMEOUT_S)
+            await answered(self.channel.basic_qos(prefetch_count=0, timeout=ANSWER_TIMEOUT_S))
             found.append(time.monotonic() - began)
         return min(found)
 
@@ -126,43 +127,39 @@ async def _drop_table(config: Config, table: TableName) -> None:
 async def _make_queue(
     connection: BrokerConnection, channel: AbstractChannel, name: str, queue_type: str, stack: contextlib.AsyncExitStack
 ) -> None:
-    with _broker_errors():
-        await _expect_nothing(connection, name)
-        # From here on whatever has this name is ours.
-        stack.push_async_callback(_delete, connection, name)
-        # Goes with its last queue.
-        await channel.exchange_declare(
-            name, exchange_type="fanout", durable=True, auto_delete=True, timeout=ANSWER_TIMEOUT_S
-        )
-        await channel.queue_declare(
-            name,
-            durable=True,
-            arguments={"x-queue-type": queue_type, "x-expires": QUEUE_EXPIRES_MS},
-            timeout=ANSWER_TIMEOUT_S,
-        )
-        await channel.queue_bind(name, name, timeout=ANSWER_TIMEOUT_S)
+    await _expect_nothing(connection, name)
+    # From here on whatever has this name is ours.
+    stack.push_async_callback(_delete, connection, name)
+    # Goes with its last queue.
+    await answered(
+        channel.exchange_declare(name, exchange_type="fanout", durable=True, auto_delete=True, timeout=ANSWER_TIMEOUT_S)
+    )
+    arguments: dict[str, FieldValue] = {"x-queue-type": queue_type, "x-expires": QUEUE_EXPIRES_MS}
+    await answered(channel.queue_declare(name, durable=True, arguments=arguments, timeout=ANSWER_TIMEOUT_S))
+    await answered(channel.queue_bind(name, name, timeout=ANSWER_TIMEOUT_S))
 
 
 async def _expect_nothing(connection: BrokerConnection, name: str) -> None:
     """Neither an exchange nor a queue of this name. Raises CheckFailed."""
     for kind in ("exchange", "queue"):
         # The broker closes the channel with its "no".
-        asking = await connection.channel()
+        asking = await answered(connection.channel())
         ask = asking.exchange_declare if kind == "exchange" else asking.queue_declare
         try:
-            await ask(name, passive=True, timeout=ANSWER_TIMEOUT_S)
-        except ChannelNotFoundEntity:
-            continue
+            await answered(ask(name, passive=True, timeout=ANSWER_TIMEOUT_S))
+        except BrokerRefused as refused:
+            if isinstance(refused.__cause__, ChannelNotFoundEntity):
+                continue
+            raise
         raise CheckFailed(f"the {kind} {name} exists already: nothing is touched", hint="run it again")
 
 
 async def _delete(connection: BrokerConnection, name: str) -> None:
     """On a channel of its own: the other one may be waiting for an answer still."""
     try:
-        with _broker_errors():
-            channel = await connection.channel()
-            await channel.queue_delete(name, timeout=ANSWER_TIMEOUT_S)
-            await channel.exchange_delete(name, timeout=ANSWER_TIMEOUT_S)
+        channel = await answered(connection.channel())
+        await answered(channel.queue_delete(name, timeout=ANSWER_TIMEOUT_S))
+        await answered(channel.exchange_delete(name, timeout=ANSWER_TIMEOUT_S))
     except RelayError as error:
         raise CheckFailed(
             f"the benchmark's queue and exchange {name} are still there ({error.message})",
@@ -194,6 +191,23 @@ def _broker_errors() -> Iterator[None]:
         ) from error
     except (OSError, TimeoutError, asyncio.InvalidStateError, RuntimeError) as error:
         raise BrokerUnavailable(f"RabbitMQ gave no answer: {str(error) or type(error).__name__}") from error
+
+
+async def answered(call: Awaitable[T]) -> T:
+    """The broker's answer. Raises BrokerRefused, BrokerUnavailable.
+
+    A call of aiormq must not be cancelled: it may never end then, and its channel with it. So a cancellation waits for the
+    answer, and goes on after it.
+    """
+    asking = asyncio.ensure_future(call)
+    try:
+        with _broker_errors():
+            return await asyncio.shield(asking)
+    except asyncio.CancelledError:
+        await asyncio.wait([asking], timeout=ANSWER_TIMEOUT_S)
+        if asking.done() and not asking.cancelled():
+            asking.exception()  # nobody wants to know any more
+        raise
 
 
 def _names(table: TableName) -> dict[str, str]:

@@ -11,7 +11,7 @@ from typing import Final
 from aiormq.abc import DeliveredMessage
 
 from relay.benchmark.figures import Plan
-from relay.benchmark.ground import ANSWER_TIMEOUT_S, Ground
+from relay.benchmark.ground import ANSWER_TIMEOUT_S, Ground, answered
 from relay.config import Config
 from relay.database import close, connect, mapped_errors
 
@@ -91,8 +91,10 @@ async def consuming(ground: Ground) -> AsyncIterator[dict[str, float]]:
     async def on_message(message: DeliveredMessage) -> None:
         arrived.setdefault(message.header.properties.message_id or "", loop.time())
 
-    answer = await ground.channel.basic_consume(ground.queue, on_message, no_ack=True, timeout=ANSWER_TIMEOUT_S)
+    answer = await answered(
+        ground.channel.basic_consume(ground.queue, on_message, no_ack=True, timeout=ANSWER_TIMEOUT_S)
+    )
     try:
         yield arrived
     finally:
-        await ground.channel.basic_cancel(answer.consumer_tag or "", timeout=ANSWER_TIMEOUT_S)
+        await answered(ground.channel.basic_cancel(answer.consumer_tag or "", timeout=ANSWER_TIMEOUT_S))
