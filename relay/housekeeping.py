@@ -40,8 +40,8 @@ SEARCH_ROWS: Final = 40
 HELD_INTERVAL_S: Final = 30.0
 """Between two walks while shards hold more keys than are remembered."""
 
-HELD_ROWS: Final = 2000
-"""Rows aside that a page of the walk looks at: about 5 ms."""
+HELD_ROWS: Final = 1000
+"""Rows aside that a page of the walk looks at: about 8 ms."""
 
 HELD_BREATH: Final = 4.0
 HELD_PAUSE_S_MIN: Final = 0.01

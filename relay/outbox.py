@@ -284,6 +284,20 @@ class PostgresOutbox:
         released, blocked = due_rows(records)
         return Due(released, blocked, None if later_s is None or math.isinf(later_s) else later_s)
 
+    async def followers(self, heads: Sequence[Row], cursors: Mapping[int, int], limit: int) -> Sequence[Row]:
+        keys = [row.key for row in heads if row.key is not None]
+        assert len(keys) == len(heads), "a row without a key has no followers"
+        async with self._sessions.call(Group.READER, READ_DEADLINE_S) as session:
+            records = await session.read(
+                "followers",
+                [kind for kind, _ in keys],
+                [id_ for _, id_ in keys],
+                [row.seq for row in heads],
+                [cursors[row.shard] for row in heads],
+                limit,
+            )
+        return due_rows(records)[0]
+
     async def held_keys(self, shards: Sequence[int], after: Place | None, limit: int) -> HeldPage:
         async with self._sessions.call(Group.READER, READ_DEADLINE_S) as session:
             records = await session.read("held_keys", shards, *(after or (-(2**63), -(2**63))), limit)

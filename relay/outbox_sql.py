@@ -33,6 +33,7 @@ _QUERIES: Final = (
     "fault",
     "fence",
     "first_held",
+    "followers",
     "held_keys",
     "hold",
     "inspect",
@@ -126,7 +127,7 @@ def texts(schema: Schema, system_identifier: str) -> dict[str, str]:
         "body": body_sql(schema.payload_type),
         "fingerprint": fingerprint_sql(schema, system_identifier),
     }
-    inline = {"page": "$11::int", "due": str(DUE_INLINE_BYTES), "reload": "-1"}
+    inline = {"page": "$11::int", "due": str(DUE_INLINE_BYTES), "followers": str(DUE_INLINE_BYTES), "reload": "-1"}
     texts = {}
     for name in _QUERIES:
         if name in inline:

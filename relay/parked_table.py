@@ -150,7 +150,7 @@ class ParkedTable:
         await session.execute("SAVEPOINT promotion")
         try:
             records = await session.fetch("promote", [kind for kind, _ in keys], [key for _, key in keys])
-            owed = [(kind, key) for _, kind, key, is_promoted in records if not is_promoted]
+            owed = [(kind, key) for _, kind, key, is_promoted, _, _ in records if not is_promoted]
         except asyncpg.PostgresError as error:
             if blame_of(error) is Blame.SERVER:
                 raise

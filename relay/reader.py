@@ -6,13 +6,15 @@ is room in memory, and never more than the bounds of rows and bytes (I6).
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from relay.core.ladder import reconnect_backoff
 from relay.core.ports import Armed
 from relay.engine import Engine
 from relay.errors import DatabaseRefused
 from relay.housekeeping import Housekeeping
 from relay.keeper import Keeper
-from relay.message import Row, State
+from relay.message import Aside, Row, State
 
 CHECK_INTERVAL_S = 0.05
 """Twenty checks a second under traffic cost eight busy writers nothing measurable."""
@@ -29,6 +31,10 @@ ARM_RETRY_S = 0.5
 """After a try in vain: sooner than a long poll interval, for nothing rings meanwhile."""
 
 DUE_ROWS = 200
+FOLLOWER_ROWS = 200
+FOLLOWER_ROWS_EACH = 100
+"""Held rows that are loaded behind due ones, in all and a key: enough for a key to go on while the next are asked for."""
+
 POLICY_ROWS = 2000
 """One more than is remembered a shard: the shard then counts as full of them."""
 
@@ -282,7 +288,20 @@ class Reader:
         elif due.next_due_in_s is not None:
             # What is due and in memory already shows again: not at once.
             engine.note_due(max(due.next_due_in_s, POLL_MAX_S))
-        return brought
+        return brought + await self._read_followers(due.released)
+
+    async def _read_followers(self, released: Sequence[Row]) -> int:
+        """Behind rows that were released alone a few of those that they hold: a round trip each would be slow (H4)."""
+        engine = self._engine
+        heads = [row for row in released if row.aside is Aside.DEFERRED and engine.chains.has_no_followers(row)]
+        room = min(FOLLOWER_ROWS, engine.settings.read_ahead_max - len(engine.chains))
+        limit = min(FOLLOWER_ROWS_EACH, room // len(heads)) if heads else 0
+        if limit <= 0:
+            return 0
+        known_until = engine.applied_serial
+        engine.reading.expect_rows()
+        followers = await engine.outbox.followers(heads, dict(engine.reading.cursors), limit)
+        return engine.admit(engine.reading.fresh(followers), known_until)
 
     async def _reread(self) -> None:
         """Rows that somebody else changed under a decision of ours: their present state counts."""
@@ -291,6 +310,11 @@ class Reader:
         fresh = await engine.outbox.reload(rows)
         del engine.reread[: len(rows)]
         kept = {row.seq for row in rows if row.state is not State.FORGOTTEN}
+        for row in rows:
+            if row.aside is not None and row.seq in kept:
+                # It comes back when it is due; what was loaded behind it must not go before that.
+                engine.chains.drop_followers(row)
+                engine.note_due(POLL_MAX_S)
         engine.chains.finish(rows)
         # A shard that is being given away takes no row in any more: the next owner reads it.
         self._admit([row for row in fresh if row.seq in kept and row.shard in engine.reading.cursors])

@@ -120,7 +120,7 @@ class Retention:
         except asyncpg.PostgresError as error:
             _raise_unless_a_rows(error)
             return [(self._touched[key], key) for key in keys]
-        return [(shard, (kind, key)) for shard, kind, key, is_promoted in records if not is_promoted]
+        return [(shard, (kind, key)) for shard, kind, key, is_promoted, _, _ in records if not is_promoted]
 
 
 def _raise_unless_a_rows(error: asyncpg.PostgresError) -> None:

@@ -7,7 +7,7 @@ the same decisions; one whose outcome is unknown is void but for what was sent (
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 from relay.core.ladder import reconnect_backoff
 from relay.core.ports import Fault, Settled, Settlement
@@ -30,7 +30,12 @@ LOCKED_RETRY_S = 0.1
 """A row that an application keeps locked is tried again after this (S2): its mark, test or hold, a promotion."""
 
 UNDONE_RETRY_S = 0.5
-"""A failed row that an application keeps locked is not set aside: after this it is loaded, and goes, anew."""
+UNDONE_RETRY_S_MAX = 30.0
+"""A failed row that an application keeps locked is not set aside: after this it is loaded, and goes, anew. Twice as long
+each time, for each time it is published."""
+
+UNDONE_MAX = 1000
+"""Rows whose vain tries are counted."""
 
 REFUSALS_MAX = 20
 """Refused so many times in a row, new sessions are opened: the schema may have changed."""
@@ -45,9 +50,10 @@ class Settler:
         self._scheduled: list[Row] = []
         self._unpromoted: dict[Key, int] = {}
         self._locked_until = 0.0
-        self._undone: list[Row] = []
-        """Rows that could not be set aside, in their places, until `_undone_until`."""
-        self._undone_until = 0.0
+        self._undone: list[tuple[float, Row]] = []
+        """Rows that could not be set aside, in their places, each until its time."""
+        self._tries: dict[tuple[int, str], int] = {}
+        """How often that was tried in vain, by seq and id: each time the row is another `Row`."""
 
     async def run(self) -> None:
         """For one life of the sessions; raises DatabaseLost."""
@@ -57,7 +63,7 @@ class Settler:
             # Void with everything else that is not sent (Engine.lose_sessions); a promotion that is owed is found again
             # when the shard is taken up.
             self._engine.decisions.scheduled.extend(self._scheduled)
-            self._engine.reread.extend(self._undone)
+            self._engine.reread.extend(row for _, row in self._undone)
             self._scheduled, self._undone, self._tested, self._unpromoted = [], [], [], {}
 
     async def _run(self) -> None:
@@ -110,7 +116,7 @@ class Settler:
             if self._is_locked:
                 waits.append(self._locked_until)
             if self._undone:
-                waits.append(self._undone_until)
+                waits.append(min(until for until, _ in self._undone))
             await engine.to_settle.wait(max(0.0, min(waits) - engine.clock.now()) if waits else None)
         if 0 < len(engine.decisions) < BATCH_ROWS and not engine.is_stopping:
             await engine.clock.sleep(LINGER_S)
@@ -129,9 +135,10 @@ class Settler:
             decisions.scheduled.extend(self._scheduled)
             decisions.promotions.extend((shard, key) for key, shard in self._unpromoted.items())
             self._locked, self._tested, self._scheduled, self._unpromoted = [], [], [], {}
-        if self._undone and (now >= self._undone_until or engine.is_stopping):
-            engine.reread.extend(self._undone)
-            self._undone = []
+        over = [row for until, row in self._undone if now >= until or engine.is_stopping]
+        if over:
+            self._undone = [each for each in self._undone if each[1] not in over]
+            engine.reread.extend(over)
             engine.to_read.set()
 
     # ------------------------------------------------------------ building
@@ -200,14 +207,21 @@ class Settler:
             for row in settlement.tested:
                 if row in done:
                     engine.chains.note_holding(row, serial)
+                    if engine.chains.drop_followers(row):
+                        engine.note_due(0.0)
         if settled.changed:
             # Before anything of their keys becomes ready.
             self._load_anew(settled.changed)
+        if self._tries:
+            for row in (*settled.done, *settled.changed):
+                self._tries.pop((row.seq, row.id), None)
         engine.chains.finish(settled.done)
         for row in settled.unblocked:
             engine.chains.on_unblocked(row)
         if settled.promoted:
-            engine.note_due(0.0)
+            moved = [engine.chains.note_moved(seq, ctid) for seq, ctid in settled.moved.items()]
+            if not all(moved):
+                engine.note_due(0.0)
         for setback in settlement.setbacks:
             if setback.aside is Aside.DEFERRED:
                 engine.note_due(setback.delay_s)
@@ -247,11 +261,27 @@ class Settler:
                 undone.append(row)
         self._unpromoted.update((key, shard) for shard, key in settled.unpromoted)
         if undone:
-            if not self._undone:
-                self._undone_until = now + UNDONE_RETRY_S
-            # Before anything of their keys becomes ready.
-            engine.chains.hold_places(undone)
-            self._undone.extend(undone)
+            self._keep_undone(undone, {each.row for each in settlement.setbacks})
+
+    def _keep_undone(self, rows: Sequence[Row], failed: Collection[Row]) -> None:
+        """They stay in their places, before anything of their keys becomes ready, for longer each time."""
+        engine = self._engine
+        now = engine.clock.now()
+        engine.chains.hold_places(rows)
+        news = 0
+        for row in rows:
+            identity = (row.seq, row.id)
+            tries = self._tries.pop(identity, 0)
+            news += not tries
+            # Those that were tried last stand last: the others are forgotten first.
+            self._tries[identity] = tries + 1
+            if len(self._tries) > UNDONE_MAX:
+                del self._tries[next(iter(self._tries))]
+            delay_s = min(UNDONE_RETRY_S * 2 ** min(tries, 10), UNDONE_RETRY_S_MAX)
+            self._undone.append((now + delay_s, row))
+        engine.metrics.rows_deferred["locked"] += sum(row in failed for row in rows)
+        if news:
+            engine.log.warning("rows_locked", rows=news, seq=min(row.seq for row in rows), reason="not set aside yet")
 
     def _count(self, settlement: Settlement, settled: Settled) -> None:
         metrics = self._engine.metrics

@@ -46,6 +46,7 @@ class Progress:
         mine.changed.extend(its.changed)
         mine.promoted.update(its.promoted)
         mine.unpromoted.extend(its.unpromoted)
+        mine.moved.update(its.moved)
         self.touched.update(part.touched)
 
 
@@ -94,18 +95,21 @@ class SettlementWriter:
         if not rows:
             return
         settled = progress.settled
-        progress.touch(row for row in rows if row.aside is not None)
         by_address, by_id = ("mark", "mark_by_id") if self.marks_sent else ("delete", "delete_by_id")
         known = [row for row in rows if row.ctid is not None]
         missing: Sequence[Row] = rows
         if known:
+            # Ordinary rows only: what was aside goes by identity, and frees its key.
             (found,) = await session.fetch_one(by_address, *_addresses(known))
             if found is not None:
                 if len(found) == len(rows):
                     settled.done.extend(rows)
                     return
                 missing = _parted(rows, found, settled.done)
-        (found,) = await session.fetch_one(by_id, *_identities(missing))
+        found, freed = await session.fetch_one(by_id, *_identities(missing))
+        if freed is not None:
+            was_aside = set(freed)
+            progress.touch(row for row in missing if row.seq in was_aside)
         missing = _parted(missing, found or (), settled.done)
         if missing:
             (unsent,) = await session.fetch_one("unsent", *_identities(missing))
@@ -180,9 +184,10 @@ class SettlementWriter:
         # In a fixed order, so that two transactions lock rows in the same one.
         ordered = sorted(keys)
         records = await session.fetch("promote", [kind for kind, _ in ordered], [id_ for _, id_ in ordered])
-        for shard, kind, id_, is_promoted in records:
+        for shard, kind, id_, is_promoted, seq, ctid in records:
             if is_promoted:
                 progress.settled.promoted.add(shard)
+                progress.settled.moved[seq] = ctid
             else:
                 progress.settled.unpromoted.append((shard, (kind, id_)))
 

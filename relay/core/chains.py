@@ -29,7 +29,7 @@ from heapq import heappop, heappush
 from relay.core.holding import Holding
 from relay.core.ports import SHARDS
 from relay.core.settings import Ordering
-from relay.message import Key, Row, State
+from relay.message import Aside, Ctid, Key, Row, State
 
 _WAITING = State.WAITING
 _READY = State.READY
@@ -462,6 +462,30 @@ class Chains:
         for row in rows:
             if row.state is _SETTLING and row.chain is None and row in self:
                 self._stand(row)
+
+    # ------------------------------------------------------------ followers of a due row (H4)
+
+    def has_no_followers(self, row: Row) -> bool:
+        """Whether a released row goes alone: nothing of its key is here beside it, and it needs no test."""
+        return row.chain is not None and len(row.chain) == 1 and row.state is not _TESTING and row in self
+
+    def drop_followers(self, row: Row) -> bool:
+        """The row is aside, or goes there, and will not be sent from here: rows above it that were aside when they were
+        loaded, behind a head that let them go, must not go before it (H4). True when there were any."""
+        chain = self._chains.get(row.key) if row.key is not None and self._is_ordered else None
+        if chain is None:
+            return False
+        gone = [later for later in chain if later.seq > row.seq and later.aside is not None and later.state in _MOVABLE]
+        self._forget_all(gone)
+        return bool(gone)
+
+    def note_moved(self, seq: int, ctid: Ctid) -> bool:
+        """The row was promoted in the table: another address, and due by now. Whether it is here already."""
+        row = self._rows.get(seq)
+        if row is None:
+            return False
+        row.ctid, row.aside = ctid, Aside.DEFERRED
+        return True
 
     def _leave_backoff(self, row: Row) -> None:
         if row.state is _BACKOFF:

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Protocol
 
-from relay.message import Aside, Key, PayloadType, Row
+from relay.message import Aside, Ctid, Key, PayloadType, Row
 
 SHARDS = 64
 """How many shards the ordering keys hash into; a constant of the schema."""
@@ -203,7 +203,7 @@ class Settled:
     Every row of the settlement is in exactly one place: in a `lost` shard, `done` (written, or
     gone: forget it), `locked` (somebody keeps the row locked: decide about it again a little later),
     `unblocked` (tested, no blocker: ready) or `changed` (somebody else changed the row: load it
-    anew by id). `promoted`: shards in which a held row became due; `unpromoted`: keys whose lowest
+    anew by id). `promoted`: shards in which a held row became due, `moved` the new addresses of such rows by seq; `unpromoted`: keys whose lowest
     holding row is held and locked by somebody: the promotion is owed. `faults`: what was recorded;
     those of them that are rows of the settlement are `done` too.
     """
@@ -214,6 +214,7 @@ class Settled:
     unblocked: list[Row] = field(default_factory=list)
     changed: list[Row] = field(default_factory=list)
     promoted: set[int] = field(default_factory=set)
+    moved: dict[int, Ctid] = field(default_factory=dict)
     unpromoted: list[tuple[int, Key]] = field(default_factory=list)
     faults: list[Fault] = field(default_factory=list)
 
@@ -308,7 +309,7 @@ class Outbox(Protocol):
     """The outbox table and the relays' tables beside it.
 
     Calls of one group never overlap: (claim, renew, release, leave, check) run on the keeper's
-    session, (page, load, reload, due, arm, disarm, backlog, purge, search, discard_parked, apply_policy,
+    session, (page, load, reload, due, followers, arm, disarm, backlog, purge, search, discard_parked, apply_policy,
     held_keys) on the reader's,
     (settle) on the settler's; groups do overlap. Every call raises `DatabaseLost` when a session
     died or answered not in time: then an effect is unknown and *all* sessions are closed (R5);
@@ -353,6 +354,11 @@ class Outbox(Protocol):
         ...
 
     async def due(self, cursors: Mapping[int, int], limit: int) -> Due: ...
+
+    async def followers(self, heads: Sequence[Row], cursors: Mapping[int, int], limit: int) -> Sequence[Row]:
+        """Of each of these released rows the next held ones of its key, without a gap, at most `limit` a head and at or
+        below the shard's cursor (H4); by seq."""
+        ...
 
     async def apply_policy(self, epochs: Mapping[int, int], limit: int) -> bool:
         """Give at most `limit` parked rows of these shards, ours under these epochs, our `RELAY_ON_PARKED`; whether that

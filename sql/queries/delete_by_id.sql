@@ -1,4 +1,5 @@
--- Purpose: delete sent rows by their identity, where the address was no longer right or is not known (S2).
+-- Purpose: delete sent rows by their identity, where the address was no longer right or is not known (S2);
+--          which were found, and which of them were aside.
 -- Values:  $1 ids, $2 seqs.
 -- Locks:   FOR NO KEY UPDATE SKIP LOCKED on the rows.
 -- Index:   the primary key.
@@ -8,5 +9,5 @@ WITH t AS (
           JOIN {table} o ON o.id = k.id
          WHERE o.seq = k.seq AND o.sent_at IS NULL
            FOR NO KEY UPDATE OF o SKIP LOCKED),
-     u AS (DELETE FROM {table} o USING t WHERE o.ctid = t.c AND o.seq = t.seq RETURNING o.seq)
-SELECT array_agg(u.seq) AS seqs FROM u
+     u AS (DELETE FROM {table} o USING t WHERE o.ctid = t.c AND o.seq = t.seq RETURNING o.seq, o.aside IS NOT NULL AS was_aside)
+SELECT array_agg(u.seq) AS seqs, array_agg(u.seq) FILTER (WHERE u.was_aside) AS freed FROM u

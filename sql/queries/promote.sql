@@ -1,5 +1,5 @@
 -- Purpose: H3: where the lowest holding row of a touched key is held, it becomes deferred, due now. The last statement
---          of every transaction that changes rows aside. One line for each key that stood so; where it is not promoted,
+--          of every transaction that changes rows aside. One line for each key that stood so, with the row's new address; where it is not promoted,
 --          somebody keeps the row locked, and whoever asked must see to it that it is promoted later.
 -- Values:  $1 types ('' for none) and $2 ids of the keys.
 -- Locks:   FOR NO KEY UPDATE SKIP LOCKED on the promoted rows.
@@ -20,6 +20,6 @@ WITH k AS MATERIALIZED (SELECT DISTINCT k.t, k.a FROM unnest($1::text[], $2::tex
          WHERE o.seq = lowest.seq AND o.aside = 'held' FOR NO KEY UPDATE OF o SKIP LOCKED),
      u AS (
         UPDATE {table} o SET aside = 'deferred', due_at = clock_timestamp()
-          FROM t WHERE o.ctid = t.c AND o.seq = t.seq RETURNING o.seq)
-SELECT lowest.shard, lowest.t AS aggregate_type, lowest.a AS aggregate_id, u.seq IS NOT NULL AS is_promoted
+          FROM t WHERE o.ctid = t.c AND o.seq = t.seq RETURNING o.seq, o.ctid AS c)
+SELECT lowest.shard, lowest.t AS aggregate_type, lowest.a AS aggregate_id, u.seq IS NOT NULL AS is_promoted, u.seq, u.c AS ctid
   FROM lowest LEFT JOIN u ON u.seq = lowest.seq

@@ -114,6 +114,7 @@ class TestedOutbox:
             "purge": 0,
             "search": nothing_found,
             "held_keys": HeldPage([], None),
+            "followers": [],
             "disarm": None,
         }
         self.answers: dict[str, Any] = empty | answers
@@ -180,6 +181,9 @@ class TestedOutbox:
 
     async def due(self, cursors: Mapping[int, int], limit: int) -> Due:
         return await self._call("due", cursors, limit)  # type: ignore[no-any-return]
+
+    async def followers(self, heads: Sequence[Row], cursors: Mapping[int, int], limit: int) -> Sequence[Row]:
+        return await self._call("followers", heads, cursors, limit)  # type: ignore[no-any-return]
 
     async def held_keys(self, shards: Sequence[int], after: Place | None, limit: int) -> HeldPage:
         return await self._call("held_keys", shards, after, limit)  # type: ignore[no-any-return]

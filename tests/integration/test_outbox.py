@@ -960,6 +960,48 @@ async def test_a_shard_that_was_lost_keeps_its_policy(
     assert await database.fetchval("SELECT count(*) FROM outbox_shard WHERE parked_hold") == 0
 
 
+async def test_followers_come_without_a_gap(database: asyncpg.Connection, started: Callable[..., Relay]) -> None:
+    """Up to the first holding row that is not held, or lies above the cursor; a row of the fault table is none."""
+    relay = await started().start()
+    await insert(database, *"kkkkkkk", *"jjj")
+    rows = await relay.read()
+    await relay.settle(
+        relay.settlement(setbacks=[deferred(rows[0], delay_s=0.0), parked(rows[5]), deferred(rows[7], delay_s=0.0)])
+    )
+    held = [rows[n] for n in (1, 2, 3, 4, 6, 8, 9)]
+    await relay.settle(relay.settlement(tested=await relay.reload(held)))
+    assert await states(database) == ["deferred+", *["held+"] * 4, "parked+", "held+", "deferred+", "held+", "held+"]
+    await database.execute("INSERT INTO outbox_fault (seq, id, failure_class) VALUES (3, $1, 'x')", rows[2].id)
+    cursors = {rows[0].shard: 10, rows[7].shard: 10}
+    heads = (await relay.due(cursors, 10)).released
+    assert sorted(row.seq for row in heads) == [1, 8]
+    found = await relay.followers(heads, cursors, 100)
+    assert [(row.seq, row.aside, row.payload) for row in found] == [
+        (seq, Aside.HELD, b"{}") for seq in (2, 4, 5, 9, 10)
+    ]
+    assert [row.seq for row in await relay.followers(heads, cursors, 1)] == [2, 9]
+    low = cursors | {rows[0].shard: 4, rows[7].shard: 8}
+    assert [row.seq for row in await relay.followers(heads, low, 100)] == [2, 4]
+
+
+@pytest.mark.parametrize("marks_sent", [True, False])
+async def test_a_sent_row_that_was_aside_frees_its_key_whatever_memory_says(
+    database: asyncpg.Connection, started: Callable[..., Relay], marks_sent: bool
+) -> None:
+    """H3: it was read as an ordinary row, and deferred since by a COMMIT whose answer was lost; by address and by id."""
+    relay = await started(marks_sent=marks_sent).start()
+    await insert(database, *"aab")
+    one, two, other = await relay.read()
+    await relay.settle(relay.settlement(setbacks=[deferred(one)], followers=[two]))
+    ctid = await database.fetchval("SELECT ctid FROM outbox WHERE seq = 1")
+    assert one.aside is None
+    one.ctid = ctid if marks_sent else None
+    settled = await relay.settle(relay.settlement(sent=[one, other]))
+    assert settled.promoted == {two.shard}
+    assert settled.moved == {2: await database.fetchval("SELECT ctid FROM outbox WHERE seq = 2")}
+    assert (await states(database))[-1 if not marks_sent else 1] == "deferred+"
+
+
 @pytest.mark.parametrize("page_rows", [1, 7, 100, 1000])
 async def test_a_walk_finds_every_held_key(
     database: asyncpg.Connection, started: Callable[..., Relay], page_rows: int
@@ -1442,6 +1484,7 @@ async def test_no_statement_reads_the_whole_table(database: asyncpg.Connection, 
         "retention_faults": "outbox_pkey",
         "parked_discard": "outbox_pkey",  # parked_redrive has the same shape
         "held_keys": "outbox_aside_key",
+        "followers": "outbox_aside_key",
         "mark": "Tid Scan on outbox",
         "delete": "Tid Scan on outbox",
         "set_back": "Tid Scan on outbox",

@@ -13,7 +13,7 @@ from __future__ import annotations
 import random
 import zlib
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
 from relay.core.ports import SHARDS, Fault
@@ -122,6 +122,7 @@ class Promoted:
     """What a promotion came to: shards with a row due, keys that wait for a lock, rows recorded as unmarkable."""
 
     shards: set[int] = field(default_factory=set)
+    moved: dict[int, Ctid] = field(default_factory=dict)
     unpromoted: list[tuple[int, Key]] = field(default_factory=list)
     faults: list[Fault] = field(default_factory=list)
 
@@ -480,7 +481,7 @@ class Database:
                     self.put_fault(lowest.identity)
                     promoted.faults.append(Fault(shard, lowest.seq, lowest.id, lowest.attempts, "refused"))
                     continue
-                self.updated(lowest, aside=Aside.DEFERRED, due_at=self.now())
+                promoted.moved[lowest.seq] = self.updated(lowest, aside=Aside.DEFERRED, due_at=self.now()).ctid
                 promoted.shards.add(shard)
         return promoted
 
@@ -515,12 +516,9 @@ class Database:
     def owner_of(self, shard: int) -> str | None:
         return self.shards[shard].owner
 
-    def lower_holding(self, row: Row) -> str | None:
-        """The id of a holding row of this row's key, below it."""
-        for held in self.holding_rows(row.key, row.shard):
-            if held.seq < row.seq:
-                return held.id
-        return None
+    def lower_holding(self, row: Row) -> Sequence[str]:
+        """The ids of the holding rows of this row's key below it."""
+        return [held.id for held in self.holding_rows(row.key, row.shard) if held.seq < row.seq]
 
     def is_deaf(self, relay: str) -> bool:
         """Whether it cannot know of everything that its sessions did."""

@@ -12,7 +12,8 @@ Most rules are judged at the instant at which they are broken, so that a history
 - I5 a row's attempts never exceed the returns and rejections that it had itself (`setback`).
 - L2 a lease runs out only if something ailed its relay (`run_out`); L3, L4 nothing is written after the loss of the
   sessions was heard, nor after the lease (`published`).
-- P1 nothing is published over a row of its key that holds it in the table (`published`).
+- P1 nothing is published over a row of its key that holds it in the table, but for one that this relay heard confirmed
+  and is about to mark (`published`).
 - S1 only a shard's owner settles (`settles`). O1 a redriven row is tried before it is set back again (`setback`).
 
 Time is a counter of events (`tick`), which orders what happened at one virtual instant.
@@ -21,7 +22,7 @@ Time is a counter of events (`tick`), which orders what happened at one virtual 
 from __future__ import annotations
 
 import collections
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -123,7 +124,7 @@ class Table(Protocol):
     """What the oracle looks up in the database at the instant of a decision."""
 
     def owner_of(self, shard: int) -> str | None: ...
-    def lower_holding(self, row: Row) -> str | None: ...
+    def lower_holding(self, row: Row) -> Sequence[str]: ...
     def is_deaf(self, relay: str) -> bool: ...
 
 
@@ -308,9 +309,10 @@ class Oracle:
         if self.heard_loss.get(relay, -1) > self.granted_at.get((relay, row.shard), tick):
             self.blame(f"L3: {relay} writes {row.id} for shard {row.shard}, its sessions gone and no renewal since")
         if table is not None and is_owned and self.rules.is_strict and not table.is_deaf(relay):
-            lower = table.lower_holding(row)
-            if lower is not None and self._is_held_by(row, lower):
-                self.blame(f"P1: {relay} publishes {row.id} (seq {row.seq}) over {lower}, which holds its key")
+            for lower in table.lower_holding(row):
+                if self._is_held_by(row, lower) and not self._has_confirmed(relay, lower):
+                    self.blame(f"P1: {relay} publishes {row.id} (seq {row.seq}) over {lower}, which holds its key")
+                    break
         self._judge_alive(relay, row)
         publication = Publication(row.id, relay, row.shard, tick, now, is_owned)
         self.publications.setdefault(row.id, []).append(publication)
@@ -327,6 +329,10 @@ class Oracle:
     def _is_held_by(self, row: Row, lower: str) -> bool:
         """Not by one that an operator brought back beneath it, nor after the sequence was set back."""
         return self.rules.is_ordered and row.id in self.entries and not self.entries[lower].is_back_beneath
+
+    def _has_confirmed(self, relay: str, id_: str) -> bool:
+        """Its mark is under way: a follower that was loaded behind it goes on the confirm, as in any chain (H4)."""
+        return any(each.relay == relay and each.outcome == Outcome.ACKED for each in self.publications.get(id_, ()))
 
     def _is_excused(self, earlier: Publication) -> bool:
         entry = self.entries.get(earlier.id)

@@ -305,6 +305,24 @@ class FakeOutbox(Settling):
             self._note("due", f"{[row.id for row in released]} blocked {[row.id for row in blocked]}")
         return Due(released, blocked, min(later) - now if later else None)
 
+    async def followers(self, heads: Sequence[Row], cursors: Mapping[int, int], limit: int) -> Sequence[Row]:
+        statement = at_once(lambda: self._followers(heads, dict(cursors), limit))
+        return await self._call("followers", "reader", statement, heads)
+
+    def _followers(self, heads: Sequence[Row], cursors: dict[int, int], limit: int) -> Sequence[Row]:
+        """H4: the next held rows, up to the first that is not held or lies above the cursor."""
+        database = self.database
+        found: list[Row] = []
+        for head in heads:
+            above = [row for row in database.holding_rows(head.key, head.shard) if row.seq > head.seq]
+            for row in above[:limit]:
+                if row.aside is not Aside.HELD or row.seq > cursors[row.shard]:
+                    break
+                found.append(self._row(row, database.options.due_inline_bytes))
+        if found:
+            self._note("follows", [row.id for row in found])
+        return sorted(found, key=lambda row: row.seq)
+
     async def held_keys(self, shards: Sequence[int], after: Place | None, limit: int) -> HeldPage:
         statement = at_once(lambda: self._held_keys(shards, after, limit))
         return await self._call("held_keys", "reader", statement, (shards, after))

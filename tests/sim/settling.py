@@ -77,6 +77,7 @@ class Settling(Wire):
         touched += [(shard, key) for shard, key in settlement.promotions if shard not in lost]
         promoted = database.promote(touched)
         settled.promoted = promoted.shards
+        settled.moved = promoted.moved
         settled.unpromoted = promoted.unpromoted
         settled.faults.extend(promoted.faults)
         database.commit(

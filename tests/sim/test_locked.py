@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import replace
+from itertools import pairwise
 
 import pytest
 
@@ -105,13 +106,17 @@ def test_s2_a_failed_row_that_is_locked_waits_alone() -> None:
         a1, a2 = world.insert(w, "a", event_type="nowhere"), world.insert(w, "a")
         world.database.row_locks.add(a1)
         world.commit(w)
-        for _ in range(3):
+        for _ in range(40):
             await world.delivered(*world.add("b", 2), timeout_s=1.0)
             await asyncio.sleep(0.5)
         assert aside(world, a1) is None
         assert not world.oracle.entries[a2].copies
-        # Not a hot loop: a publish every half a second.
-        assert len(world.oracle.publications[a1]) <= 8
+        # Not a hot loop: twice as long each time, from half a second on.
+        times = [each.time for each in world.oracle.publications[a1]]
+        assert len(times) in (5, 6)
+        assert all(later - earlier > 0.5 * 2**n for n, (earlier, later) in enumerate(pairwise(times)))
+        (relay,) = world.relays
+        assert relay.program.metrics.rows_deferred["locked"] in (len(times) - 1, len(times))
         world.database.row_locks.discard(a1)
         await is_aside(world, a1, "deferred")
         world.rabbit.route("nowhere", True)
