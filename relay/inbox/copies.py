@@ -19,7 +19,6 @@ from relay.inbox.outcome import Failure, Park, Retry
 from relay.properties import ExactProperties, copied
 from relay.topology import names
 
-ORIGINAL_USER_ID: Final = "x-original-user-id"
 _ROUTING_HEADERS: Final = {"CC": "x-original-cc", "BCC": "x-original-bcc"}
 
 
@@ -84,7 +83,7 @@ def _headers(origin: Origin, failure: Failure, text: str) -> dict[str, Any]:
     headers[names.ERROR_CLASS] = failure.error_class.value
     headers[names.RETRY_ATTEMPT] = origin.attempt
     if origin.properties.user_id:
-        headers[ORIGINAL_USER_ID] = origin.properties.user_id
+        headers[names.ORIGINAL_USER_ID] = origin.properties.user_id
     return headers
 
 

@@ -116,6 +116,8 @@ class Carrier:
         self._number = 0
         """Of the publishing channel; 0 while there is none."""
         self._carried: deque[Carried] = deque()
+        self._sent: deque[int] = deque()
+        """Tags of originals that may be acknowledged."""
         self._arrived: deque[Taken] = deque()
         self._prefetch = self._left = self._consumers = 0
         self._is_blocked = False
@@ -147,11 +149,13 @@ class Carrier:
 
     async def take(self) -> Taken | None:
         """The next message of the queue, None where it is empty. Raises BrokerUnavailable, BrokerRefused."""
-        if self._left >= self._prefetch:
-            await self._consume()
         quiet_since = time.monotonic()
         while not self._arrived:
             self._check()
+            # What was sent makes room for more, once it is acknowledged.
+            await self._acknowledge()
+            if self._left >= self._prefetch:
+                await self._consume()
             if await self._changes(QUIET_S) or self._arrived:
                 continue
             found = await self._answered(self._source.queue_declare(self._queue, passive=True), "its messages")
@@ -204,15 +208,16 @@ class Carrier:
             self._writable.add(route.exchange)
 
     async def carried(self) -> list[Carried]:
-        """What has a verdict and was not told yet; the originals of those that were sent are acknowledged here."""
+        """What has a verdict and was not told yet; the originals of those that were sent are acknowledged by now."""
+        await self._acknowledge()
         found = list(self._carried)
         self._carried.clear()
-        for one in found:
-            if one.verdict is not Verdict.SENT:
-                self.leave(one.taken)
-            else:
-                await self._answered(self._source.basic_ack(one.taken.tag, wait=False), "an acknowledgement")
         return found
+
+    async def _acknowledge(self) -> None:
+        while self._sent:
+            await self._answered(self._source.basic_ack(self._sent[0], wait=False), "an acknowledgement")
+            self._sent.popleft()
 
     async def rest(self, wait_s: float) -> None:
         """Until a copy has its verdict, or for so long."""
@@ -308,6 +313,10 @@ class Carrier:
 
     def _tell(self, copy: _Copy, verdict: Verdict, text: str = "", *, is_of_exchange: bool = False) -> None:
         self._carried.append(Carried(copy.taken, copy.route, verdict, text, is_of_exchange))
+        if verdict is Verdict.SENT:
+            self._sent.append(copy.taken.tag)
+        else:
+            self.leave(copy.taken)
 
     def _frames(self, copy: _Copy) -> bytes:
         """One publish: method, header, body (AMQP 0-9-1, 4.2.3). The driver's own would refuse names it finds odd."""
