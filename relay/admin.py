@@ -230,7 +230,7 @@ def as_lines(status: Status) -> list[tuple[str, str]]:
             _rows(status.deferred_rows) + ("" if due is None else f", next due in {max(0.0, due):.1f} s"),
         ),
         ("scheduled", _rows(status.scheduled_rows)),
-        ("held", f"{_rows(status.held_rows)} of {_many(status.held_keys, 'key')}"),
+        ("held", f"{_rows(status.held_rows)} of {many(status.held_keys, 'key')}"),
         ("parked", _rows(status.parked_rows) + (f": {classes}" if classes else "")),
     ]
     if status.unmarkable_rows:
@@ -256,7 +256,7 @@ def _relay_line(relay: RelayState) -> str:
     parts = [
         relay.name or relay.instance,
         f"version {relay.version or 'unknown'}",
-        _many(relay.shards, "shard"),
+        many(relay.shards, "shard"),
     ]
     if relay.heartbeat_age_seconds is not None:
         parts.append(f"heard {relay.heartbeat_age_seconds:.1f} s ago")
@@ -266,8 +266,9 @@ def _relay_line(relay: RelayState) -> str:
 
 
 def _rows(count: int) -> str:
-    return _many(count, "row")
+    return many(count, "row")
 
 
-def _many(count: int, noun: str) -> str:
+def many(count: int, noun: str) -> str:
+    """A number and its noun: `1 row`, `2,000 rows`."""
     return f"{count:,} {noun}{'' if count == 1 else 's'}"

@@ -204,12 +204,35 @@ def _status(options: argparse.Namespace, console: _Console) -> int:
     console.warn()
     from relay import admin
 
+    if options.metrics_url is not None and not options.watch:
+        raise UsageError("--metrics-url is for --watch")
+    if options.metrics_url is not None and not options.metrics_url.startswith(("http://", "https://")):
+        raise UsageError(f"--metrics-url {options.metrics_url}: http://HOST:PORT/metrics, or https://…")
     if not options.watch:
         _print_status(_await(admin.status(config)), console, as_json=options.json)
         return 0
+    is_live = sys.stdout.isatty() and not options.json
     with contextlib.suppress(KeyboardInterrupt):  # the way in which a watch ends
-        _await(_watch(config, console, as_json=options.json))
+        if is_live:
+            _await(_watch_live(config, console, options.metrics_url))
+        else:
+            _await(_watch(config, console, as_json=options.json))
     return 0
+
+
+async def _watch_live(config: Config, console: _Console, url: str | None) -> None:
+    import asyncio
+
+    from rich.live import Live
+
+    from relay import live, scrape, watch
+
+    view = live.View(url or scrape.metrics_url(config.listen))
+    with Live(live.draw(view), auto_refresh=False) as screen:
+        while True:
+            await watch.look(config, view, console.redact)
+            screen.update(live.draw(view), refresh=True)
+            await asyncio.sleep(WATCH_INTERVAL_S)
 
 
 async def _watch(config: Config, console: _Console, *, as_json: bool) -> None:
@@ -631,7 +654,16 @@ def _parser() -> argparse.ArgumentParser:
 
     status = _add(commands, "status", _status, "backlog, ages, what is deferred, held and parked, who relays")
     status.add_argument("--json", action="store_true", help="one JSON document")
-    status.add_argument("--watch", action="store_true", help="again every two seconds, until interrupted")
+    status.add_argument(
+        "--watch",
+        action="store_true",
+        help="again every two seconds, until interrupted: on a terminal a live view, else one text after the other",
+    )
+    status.add_argument(
+        "--metrics-url",
+        metavar="URL",
+        help="with --watch: the relay that is asked for what is in flight and what it waits for (default: at RELAY_LISTEN)",
+    )
 
     _add(commands, "pause", _pause, "all relays of this outbox stop reading and publishing; survives restarts")
     _add(commands, "resume", _resume, "they go on")

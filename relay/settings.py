@@ -377,7 +377,7 @@ SETTINGS: tuple[Setting, ...] = (
         values.listen_address,
         "`/metrics /livez /readyz`; empty: none",
         "HOST:PORT, [::]:9761, :9761, or empty",
-        (RUN,),
+        (RUN, STATUS),
         empty_is_value=True,
     ),
     Setting(
