@@ -1,7 +1,8 @@
 """`relay demo`: the whole path on throwaway servers, a relay killed midway, and a verdict.
 
-    orders DB -> outbox -> relay (killed, restarted) -> exchange -> queue -> consumer (crashed once) ->
-    inventory DB
+    orders DB -> outbox -> relay (killed, restarted) -> exchange -> queue -> consumer (crashed once) -> inventory DB
+                                                                      ^        |
+                                                                      +- retry queues, parking (redriven)
 
 Everything is private and removed at the end, also on Ctrl-C: the servers, their directories, the relay's
 process.
@@ -22,16 +23,18 @@ from relay.demo import process, shop, stock
 from relay.demo.process import RelayFailed, RelayProcess
 from relay.demo.verdict import Evidence, Line, Verdict, judge
 from relay.errors import CheckFailed, RelayError
+from relay.inbox import Outcome
 from relay.servers import PostgresServer, RabbitServer, free_port
+from relay.topology import names
 
 __all__ = ["Line", "RelayFailed", "Verdict", "run"]
 
-TRADE_S: Final = 9.0
-"""How long the writers write; with servers, drain and verdict the demo stays well below a minute on two
+TRADE_S: Final = 6.0
+"""How long the writers write; with servers, drain, redrive and verdict the demo stays well below a minute on two
 cores.
 """
 
-KILL_AFTER_PUBLISHED: Final = 1_500
+KILL_AFTER_PUBLISHED: Final = 500
 SCENE_TIMEOUT_S: Final = 45.0
 
 Say = Callable[[str], None]
@@ -78,19 +81,27 @@ class _Demo:
         self._orders_url, self._inventory_url = postgres.url("orders"), postgres.url("inventory")
         self._amqp_url = rabbit.amqp_url()
         self._shop = shop.Shop(self._orders_url)
+        self._audit = stock.Audit(self._amqp_url)
         self._stock = stock.Stock(self._inventory_url, self._amqp_url)
+        self._topology = directory / "topology.toml"
         settings = {"RELAY_DATABASE_URL": self._orders_url, "RELAY_AMQP_URL": self._amqp_url}
-        self._settings = {**settings, "RELAY_INBOX_DATABASE_URL": self._inventory_url}
+        self._settings = {
+            **settings,
+            "RELAY_INBOX_DATABASE_URL": self._inventory_url,
+            "RELAY_MANAGEMENT_URL": rabbit.management_url,
+        }
         self._relay = RelayProcess(settings, free_port(), directory / "relay.log")
         self._kills = 0
+        self._crashes = 0
+        self._redriven = 0
         self._exit_code = 1
 
     async def play(self, began: float) -> Verdict:
-        self._step("relay migrate, relay inbox migrate, an exchange and a quorum queue")
+        self._step("relay migrate, relay inbox migrate, relay topology apply")
         await self._prepare()
         try:
             async with asyncio.TaskGroup() as group:
-                company = [group.create_task(self._stock.work()), group.create_task(self._show())]
+                company = [group.create_task(work()) for work in (self._audit.work, self._stock.work, self._show)]
                 await self._scenes(group)
                 for task in company:
                     task.cancel()
@@ -104,8 +115,13 @@ class _Demo:
                 committed=committed,
                 acknowledged=frozenset(self._shop.committed),
                 rolled_back=frozenset(self._shop.rolled_back),
-                arrivals=self._stock.arrivals,
-                redeliveries=self._stock.redeliveries,
+                arrivals=self._audit.arrivals,
+                duplicates=self._stock.count(Outcome.DUPLICATE),
+                retried=self._stock.count(Outcome.RETRIED),
+                parked=self._stock.count(Outcome.PARKED),
+                redriven=self._redriven,
+                left_parked=await self._stock.ready(names.parking_queue(stock.QUEUE)),
+                crashes=self._crashes,
                 effects=await self._stock.effects(),
                 marked_sent=marked_sent,
                 kills=self._kills,
@@ -118,10 +134,11 @@ class _Demo:
         for name, schema in (("orders", shop.SCHEMA), ("inventory", stock.SCHEMA)):
             await asyncio.to_thread(self._postgres.create_database, name)
             await asyncio.to_thread(self._postgres.sql, schema, name)
+        stock.write_topology(self._topology)
         await asyncio.gather(
             process.command(self._settings, "migrate"),
             process.command(self._settings, "inbox", "migrate"),
-            stock.declare_topology(self._amqp_url),
+            process.command(self._settings, "topology", "apply", str(self._topology)),
         )
 
     async def _scenes(self, group: asyncio.TaskGroup) -> None:
@@ -135,25 +152,31 @@ class _Demo:
         self._step("the relay got SIGKILL")
         await self._relay.start()
         self._step("another relay is ready")
-        arrived = len(self._stock.arrivals)
-        await self._until("messages flow again", lambda: _at_once(len(self._stock.arrivals) > arrived + 500))
+        arrived = len(self._audit.arrivals)
+        await self._until("messages flow again", lambda: _at_once(len(self._audit.arrivals) > arrived + 200))
         self._stock.crash_wanted.set()
-        self._step("the consumer crashes after a COMMIT, before its acknowledgement")
+        await self._until("the consumer crashes", lambda: _at_once(not self._stock.crash_wanted.is_set()))
+        self._crashes += 1
+        self._step("the consumer crashed after a COMMIT, before its acknowledgement")
         await trade
         self._step("the writers are done; waiting for the last messages")
         await self._until("every event arrives", self._has_all_arrived)
         self._step("the relay gets SIGTERM")
         self._exit_code = await self._relay.stop()
-        # Copies beyond the first must be counted too.
-        await self._until("the queue runs empty", self._is_queue_empty)
+        await self._until("the consumer has nothing left to try", self._is_settled)
+        self._step(f"{self._stock.count(Outcome.PARKED)} messages are parked; the catalogue is mended, relay redrive")
+        self._stock.is_mended = True
+        await self._until("every event has taken effect", self._has_all_taken_effect)
 
     async def _show(self) -> None:
         while True:
-            arrived, distinct = len(self._stock.arrivals), len(self._stock.distinct)
+            arrived, distinct = len(self._audit.arrivals), len(self._audit.distinct)
             self._gauge(
                 f"        committed {len(self._shop.committed):,}"
                 f"  rolled back {len(self._shop.rolled_back):,}"
                 f"  delivered {distinct:,}  duplicates {arrived - distinct:,}"
+                f"  applied {self._stock.count(Outcome.HANDLED):,}  retried {self._stock.count(Outcome.RETRIED):,}"
+                f"  parked {self._stock.count(Outcome.PARKED):,}"
             )
             await asyncio.sleep(0.2)
 
@@ -174,10 +197,25 @@ class _Demo:
 
     async def _has_all_arrived(self) -> bool:
         self._relay.expect_alive()
-        return self._stock.distinct >= self._shop.committed
+        return self._audit.distinct >= self._shop.committed
 
-    async def _is_queue_empty(self) -> bool:
-        return await self._stock.waiting() == 0
+    async def _is_settled(self) -> bool:
+        """What has not taken effect is parked."""
+        missing = len(self._shop.committed) - len(self._stock.applied)
+        return missing <= self._stock.count(Outcome.PARKED) and await self._parked() >= missing
+
+    async def _has_all_taken_effect(self) -> bool:
+        """Redrives what is parked, until nothing is: a version that came back too early may be parked once more."""
+        if len(self._stock.applied) >= len(self._shop.committed):
+            return True
+        if waiting := await self._parked():
+            await process.command(self._settings, "redrive", names.parking_queue(stock.QUEUE), "--yes")
+            self._redriven += waiting
+        return False
+
+    async def _parked(self) -> int:
+        await asyncio.sleep(0.2)
+        return await self._stock.ready(names.parking_queue(stock.QUEUE))
 
 
 async def _at_once(value: bool) -> bool:

@@ -18,10 +18,13 @@ import asyncpg
 from relay.demo.verdict import Event
 
 WRITERS: Final = 4
-IMPORTS: Final = 5
+IMPORTS: Final = 1
 """Transactions with which each writer begins, of ORDERS_PER_IMPORT orders with their whole life: a backlog.
 """
 ORDERS_PER_IMPORT: Final = 100
+PAUSE_S: Final = 0.02
+"""After each change: the consumer works message by message, and the demo stays well below a minute on two cores."""
+
 LIFE: Final = ("order.created", "order.paid", "order.picked", "order.packed", "order.shipped")
 ROLLBACK_SHARE: Final = 0.1
 
@@ -68,6 +71,7 @@ class Shop:
                 await self._import(connection)
             while asyncio.get_running_loop().time() < until:
                 await self._change(connection)
+                await asyncio.sleep(PAUSE_S)
         finally:
             await connection.close(timeout=5)
 

@@ -1,109 +1,188 @@
-"""The demo's consumer: an inventory service that applies each event once.
+"""The demo's consumers: an auditor that records every copy, and an inventory service over `relay.inbox`.
 
-The inbox row and the business change commit together; messages are acknowledged after that COMMIT, so a crash
-between the two brings them again and the inbox knows them. One such crash is played: the connection is
-dropped with committed, unacknowledged messages.
+The inventory service applies each event once and each order's versions in their order. Some of its attempts fail on
+purpose: a share of them for a moment (they climb the ladder), some events for good (they are parked), until the
+catalogue is mended. One crash is played: everything stops between a COMMIT and its acknowledgement.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import logging
+import random
+from pathlib import Path
 from typing import Any, Final
 
 import aio_pika
 import asyncpg
 from aio_pika.abc import AbstractIncomingMessage
 
+from relay.demo.process import RelayFailed
+from relay.inbox import (
+    AsyncpgLedger,
+    Consumer,
+    ConsumerSettings,
+    Handler,
+    Message,
+    Order,
+    Outcome,
+    Permanent,
+    RetryPolicy,
+    Transient,
+)
+from relay.logs import Log
+from relay.topology import names
+
 EXCHANGE: Final = "events"
 QUEUE: Final = "inventory"
-CONSUMER: Final = "inventory"
-PREFETCH: Final = 500
-BATCH_MAX: Final = 100
+AUDIT: Final = "audit"
+PREFETCH: Final = 5
+"""Little in hand, so that few versions overtake each other between the workers."""
+
+LADDER_S: Final = (0.2, 0.5, 1.0)
+HICCUPS: Final = 0.02
+POISONED: Final = 3
 
 SCHEMA: Final = "CREATE TABLE stock (order_id text PRIMARY KEY, applied int NOT NULL)"
 
 _APPLY: Final = """
-    WITH fresh AS (
-        INSERT INTO processed_messages (consumer_name, message_id)
-        SELECT $1, m FROM unnest($2::text[]) m
-        ON CONFLICT DO NOTHING RETURNING message_id),
-    effects AS (
-        SELECT o AS order_id, count(*) AS n
-        FROM fresh JOIN unnest($2::text[], $3::text[]) t(m, o) ON m = message_id GROUP BY o)
-    INSERT INTO stock AS s (order_id, applied) SELECT order_id, n FROM effects
-    ON CONFLICT (order_id) DO UPDATE SET applied = s.applied + excluded.applied
+    INSERT INTO stock AS s (order_id, applied) VALUES ($1, 1)
+    ON CONFLICT (order_id) DO UPDATE SET applied = s.applied + 1
+"""
+
+_TOPOLOGY: Final = f"""\
+[[exchange]]
+name = "{EXCHANGE}"
+
+[[queue]]
+name = "{QUEUE}"
+bind = [{{ exchange = "{EXCHANGE}", key = "order.#" }}]
+retry = [{", ".join(f'"{names.delay_text(delay_s)}"' for delay_s in LADDER_S)}]
+
+[[queue]]
+name = "{AUDIT}"
+bind = [{{ exchange = "{EXCHANGE}", key = "order.#" }}]
 """
 
 
-async def declare_topology(amqp_url: str) -> None:
-    """The exchange, and a quorum queue that gets every order's events."""
-    async with await aio_pika.connect(amqp_url) as connection:
-        channel = await connection.channel()
-        exchange = await channel.declare_exchange(EXCHANGE, aio_pika.ExchangeType.TOPIC, durable=True)
-        queue = await channel.declare_queue(QUEUE, durable=True, arguments={"x-queue-type": "quorum"})
-        await queue.bind(exchange, "order.#")
+def write_topology(file: Path) -> None:
+    """What `relay topology apply` makes of it: two quorum queues, the inventory's with a ladder and a parking queue."""
+    file.write_text(_TOPOLOGY)
+
+
+def _quiet() -> Log:
+    """The demo's screen shows what happens; lines of a log would break it."""
+    logger = logging.getLogger("relay.demo")
+    logger.addHandler(logging.NullHandler())
+    logger.propagate = False
+    return Log(logger)
+
+
+class Audit:
+    """`arrivals`: ids of the copies received, in order, but for those the broker delivered again."""
+
+    def __init__(self, amqp_url: str) -> None:
+        self._amqp_url = amqp_url
+        self.arrivals: list[str] = []
+        self.distinct: set[str] = set()
+
+    async def work(self) -> None:
+        """Record until cancelled."""
+        async with await aio_pika.connect(self._amqp_url) as connection:
+            channel = await connection.channel()
+            await channel.set_qos(prefetch_count=500)
+            queue = await channel.get_queue(AUDIT)
+            await queue.consume(self._receive)
+            await asyncio.Event().wait()
+
+    async def _receive(self, message: AbstractIncomingMessage) -> None:
+        if not message.redelivered:
+            self.arrivals.append(message.message_id or "")
+            self.distinct.add(message.message_id or "")
+        await message.ack()
+
+
+class _Crashing(AsyncpgLedger):
+    """Stops for ever after a COMMIT, once that is wanted."""
+
+    def __init__(self, url: str, stock: Stock) -> None:
+        super().__init__(lambda: url, order=Order.VERSION)
+        self._stock = stock
+
+    async def apply(self, message: Message, handler: Handler) -> Outcome:
+        outcome = await super().apply(message, handler)
+        # A duplicate too: the COMMIT before it may have been cut off from its answer.
+        self._stock.applied.add(message.id)
+        if self._stock.crash_wanted.is_set() and outcome is Outcome.HANDLED:
+            self._stock.has_crashed.set()
+            await asyncio.Event().wait()
+        return outcome
 
 
 class Stock:
-    """`arrivals`: ids of the copies received, in order, but for those the broker delivered again."""
+    """The inventory service: `applied` are the ids whose effect was committed. The counts are over all of its lives."""
 
     def __init__(self, database_url: str, amqp_url: str) -> None:
         self._database_url = database_url
         self._amqp_url = amqp_url
-        self._received: asyncio.Queue[AbstractIncomingMessage] = asyncio.Queue()
-        self.arrivals: list[str] = []
-        self.distinct: set[str] = set()
-        self.redeliveries = 0
+        self._random = random.Random()
+        self._poison: set[str] = set()
+        self._past: list[Consumer] = []
+        self._consumer: Consumer | None = None
+        self.is_mended = False
+        self.applied: set[str] = set()
         self.crash_wanted = asyncio.Event()
+        self.has_crashed = asyncio.Event()
 
     async def work(self) -> None:
-        """Consume until cancelled."""
-        database = await asyncpg.connect(self._database_url)
-        try:
-            while True:
-                await self._live(database)
-        finally:
-            await database.close(timeout=5)
+        """Consume until cancelled; after the crash that was asked for, another life begins."""
+        while True:
+            life = asyncio.create_task(self._begin().run())
+            crash = asyncio.create_task(self.has_crashed.wait())
+            try:
+                await asyncio.wait((life, crash), return_when=asyncio.FIRST_COMPLETED)
+                if life.done():
+                    life.result()
+                    raise RelayFailed("the inventory service ended by itself")
+            finally:
+                for task in (life, crash):
+                    task.cancel()
+                    with contextlib.suppress(asyncio.CancelledError):
+                        await task
+            self.crash_wanted.clear()
+            self.has_crashed.clear()
 
-    async def _live(self, database: Any) -> None:
-        """One life of the consumer: returns after the crash that was asked for."""
-        self._received = asyncio.Queue()
-        connection = await aio_pika.connect(self._amqp_url)
-        try:
-            channel = await connection.channel()
-            await channel.set_qos(prefetch_count=PREFETCH)
-            queue = await channel.get_queue(QUEUE)
-            await queue.consume(self._receive)
-            while True:
-                batch = await self._batch()
-                await self._apply(database, batch)
-                if self.crash_wanted.is_set():
-                    self.crash_wanted.clear()
-                    return
-                await batch[-1].ack(multiple=True)
-        finally:
-            await connection.close()
+    def _begin(self) -> Consumer:
+        if self._consumer is not None:
+            self._past.append(self._consumer)
+        self._consumer = Consumer(
+            name="inventory",
+            queue=QUEUE,
+            handler=self._apply,
+            amqp_url=self._amqp_url,
+            ledger=_Crashing(self._database_url, self),
+            log=_quiet(),
+            settings=ConsumerSettings(
+                order=Order.VERSION, prefetch=PREFETCH, retry=RetryPolicy(LADDER_S), version="demo", time_limit_s=10.0
+            ),
+        )
+        return self._consumer
 
-    async def _receive(self, message: AbstractIncomingMessage) -> None:
-        message_id = message.message_id or ""
-        if message.redelivered:
-            self.redeliveries += 1
-        else:
-            self.arrivals.append(message_id)
-            self.distinct.add(message_id)
-        self._received.put_nowait(message)
+    async def _apply(self, message: Message, connection: Any) -> None:
+        if not self.is_mended and message.type == "order.shipped":
+            if len(self._poison) < POISONED:
+                self._poison.add(message.id)
+            if message.id in self._poison:
+                raise Permanent("the catalogue does not know this product")
+        if message.attempt == 0 and self._random.random() < HICCUPS:
+            raise Transient("the warehouse is busy")
+        await connection.execute(_APPLY, str(message.aggregate_id))
 
-    async def _batch(self) -> list[AbstractIncomingMessage]:
-        batch = [await self._received.get()]
-        while len(batch) < BATCH_MAX and not self._received.empty():
-            batch.append(self._received.get_nowait())
-        return batch
-
-    async def _apply(self, database: Any, batch: list[AbstractIncomingMessage]) -> None:
-        # One copy of each: a statement cannot insert one key twice.
-        orders = {message.message_id or "": str(message.headers["aggregate_id"]) for message in batch}
-        async with database.transaction():
-            await database.execute(_APPLY, CONSUMER, list(orders), list(orders.values()))
+    def count(self, *outcomes: Outcome) -> int:
+        """Deliveries that ended so, in all lives."""
+        lives = [*self._past, *([self._consumer] if self._consumer else [])]
+        return sum(life.metrics.messages[outcome] for life in lives for outcome in outcomes)
 
     async def effects(self) -> dict[str, int]:
         """How often each order was changed in the consumer's database."""
@@ -113,9 +192,8 @@ class Stock:
         finally:
             await database.close(timeout=5)
 
-    async def waiting(self) -> int:
-        """Messages ready in the queue, not counting those under way to the consumer."""
+    async def ready(self, queue: str) -> int:
+        """Messages ready in a queue."""
         async with await aio_pika.connect(self._amqp_url) as connection:
-            channel = await connection.channel()
-            queue = await channel.declare_queue(QUEUE, passive=True)
-            return (queue.declaration_result.message_count or 0) + self._received.qsize()
+            found = await (await connection.channel()).declare_queue(queue, passive=True)
+            return found.declaration_result.message_count or 0

@@ -25,15 +25,21 @@ class Evidence:
     """Everything that the verdict rests on.
 
     `committed` is read back from the producer's database, `acknowledged` is what the writers were told.
-    `arrivals` holds every copy in the order in which the consumer received it, those that the broker
-    delivered again left out. `effects` counts the changes of the consumer's database, by order.
+    `arrivals` holds every copy in the order in which a queue delivered it, those that the broker delivered again left
+    out. `effects` counts the changes of the consumer's database, by order; `duplicates`, `retried` and `parked` count
+    what the consumer did with deliveries, `redriven` what the operator sent back.
     """
 
     committed: Sequence[Event]
     acknowledged: frozenset[str]
     rolled_back: frozenset[str]
     arrivals: Sequence[str]
-    redeliveries: int
+    duplicates: int
+    retried: int
+    parked: int
+    redriven: int
+    left_parked: int
+    crashes: int
     effects: Mapping[str, int]
     marked_sent: int
     kills: int
@@ -78,9 +84,14 @@ def judge(evidence: Evidence) -> Verdict:
         Line("relay killed with SIGKILL", _count(evidence.kills), evidence.kills > 0),
         Line("messages delivered", _count(len(evidence.arrivals))),
         Line("duplicates (allowed, same id)", _count(len(evidence.arrivals) - len(seen))),
-        Line("redelivered after the consumer's crash", _count(evidence.redeliveries)),
         Line("events lost", _count(len(lost)), not lost),
         Line("order violations per key", _count(overtaken), overtaken == 0),
+        Line("consumer crashed after a COMMIT", _count(evidence.crashes), evidence.crashes > 0),
+        Line("known to the consumer's inbox already", _count(evidence.duplicates), evidence.duplicates > 0),
+        Line("retried by the consumer's ladder", _count(evidence.retried), evidence.retried > 0),
+        Line("parked by the consumer", _count(evidence.parked), evidence.parked > 0),
+        Line("redriven by the operator", _count(evidence.redriven), evidence.redriven > 0),
+        Line("left in the parking queue", _count(evidence.left_parked), evidence.left_parked == 0),
         Line("effects applied", _count(sum(evidence.effects.values()))),
         Line("effects missing or applied twice", _count(wrong_effects), wrong_effects == 0),
         Line("rows marked sent", _count(evidence.marked_sent), evidence.marked_sent == len(committed)),

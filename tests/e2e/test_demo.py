@@ -23,7 +23,12 @@ GOOD = Evidence(
     acknowledged=frozenset({"a1", "a2", "b1"}),
     rolled_back=frozenset({"z"}),
     arrivals=["a1", "b1", "a2", "a1"],
-    redeliveries=1,
+    duplicates=1,
+    retried=2,
+    parked=1,
+    redriven=1,
+    left_parked=0,
+    crashes=1,
     effects={"a": 2, "b": 1},
     marked_sent=3,
     kills=1,
@@ -51,6 +56,9 @@ def test_a_good_run_holds() -> None:
         ({"exit_code": 4}, "relay's exit code after SIGTERM"),
         ({"acknowledged": frozenset({"a1"})}, "events committed"),
         ({"kills": 0}, "relay killed with SIGKILL"),
+        ({"left_parked": 1}, "left in the parking queue"),
+        ({"retried": 0}, "retried by the consumer's ladder"),
+        ({"duplicates": 0}, "known to the consumer's inbox already"),
     ],
 )
 def test_each_broken_guarantee_is_named(change: dict[str, object], line: str) -> None:
