@@ -17,8 +17,10 @@ import aiormq
 from aio_pika.abc import AbstractConnection
 from aiormq.abc import AbstractChannel
 
+from relay import tls
 from relay.errors import BrokerUnavailable, RelayError
 from relay.inbox.copies import Copy
+from relay.urls import amqp_address
 
 CONFIRM_TIMEOUT_S: Final = 30.0
 """Without a confirm for so long (an alarm, a queue without majority) the copy counts as not made and is made again."""
@@ -128,7 +130,8 @@ class Lane:
 
 
 async def connect(urls: tuple[str, ...], name: str, timeout_s: float) -> AbstractConnection:
-    """A connection to the first of `urls` that answers. Raises BrokerUnavailable with the last one's reason."""
+    """A connection to the first of `urls` that answers. Raises BrokerUnavailable with each one's reason."""
+    failures: list[str] = []
     last: BaseException | None = None
     for url in urls:
         try:
@@ -136,5 +139,12 @@ async def connect(urls: tuple[str, ...], name: str, timeout_s: float) -> Abstrac
                 return await aio_pika.connect(url, client_properties={"connection_name": name})
         except (aiormq.AMQPError, OSError, TimeoutError) as error:
             last = error
+            failures.append(f"{amqp_address(url)}: {_said(error)}")
     assert last is not None, "no URL"
-    raise BrokerUnavailable(f"RabbitMQ cannot be reached: {str(last) or type(last).__name__}") from last
+    raise BrokerUnavailable(f"RabbitMQ cannot be reached: {'; '.join(failures)}") from last
+
+
+def _said(error: BaseException) -> str:
+    if (failure := tls.cause(error)) is not None:
+        return tls.said(failure)
+    return str(error) or type(error).__name__

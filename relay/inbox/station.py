@@ -97,7 +97,7 @@ class Station:
                     raise
                 except RelayError as error:
                     failures = 1 if self.metrics.connected["broker"] else failures + 1
-                    self._tell(error, is_first=failures == 1)
+                    self._tell(error)
                 if not self._stopping.is_set():
                     await self._back_off(failures)
         finally:
@@ -164,8 +164,8 @@ class Station:
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(self._stopping.wait(), ceiling_s * (0.5 + 0.5 * self._shared.random.random()))
 
-    def _tell(self, error: RelayError, *, is_first: bool) -> None:
-        """Not ready, and one line for the first of several failures in a row."""
+    def _tell(self, error: RelayError) -> None:
+        """Not ready, and one line for each new reason, however often it is met."""
         if isinstance(error, BrokerUnavailable):
             reason = "broker"
         elif isinstance(error, Standby):
@@ -174,8 +174,9 @@ class Station:
             reason = "database"
         if reason in self.metrics.connected:
             self.metrics.connected[reason] = False
+        is_news = (reason, error.message) not in self.readiness.reasons
         self.readiness.add(reason, error.message)
-        if is_first:
+        if is_news:
             self._log.warning("consumer_waits", reason=reason, error=error, hint=error.hint)
 
     # ---------------------------------------------------------------- beside the work

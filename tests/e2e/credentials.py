@@ -6,51 +6,63 @@ import contextlib
 from collections.abc import AsyncIterator, Iterator
 from urllib.parse import quote
 
-from relay.servers import PostgresServer, RabbitServer
+import asyncpg
 
-from .conftest import Site
+from relay.servers import PostgresServer, RabbitServer
 
 
 class Role:
     """A role of PostgreSQL that logs in by password."""
 
-    def __init__(self, site: Site, server: PostgresServer, database: str, name: str, password: str) -> None:
-        self._site = site
-        self._server = server
+    def __init__(
+        self,
+        database: asyncpg.Connection[asyncpg.Record],
+        server: PostgresServer,
+        database_name: str,
+        name: str,
+        password: str,
+    ) -> None:
         self._database = database
+        self._server = server
+        self._database_name = database_name
         self.name = name
         self.password = password
 
     @property
     def url(self) -> str:
         who = f"{quote(self.name, safe='')}:{quote(self.password, safe='')}"
-        return f"postgresql://{who}@127.0.0.1:{self._server.port}/{self._database}"
+        return f"postgresql://{who}@127.0.0.1:{self._server.port}/{self._database_name}"
 
     async def change_password(self, password: str) -> None:
         """And end its sessions, which would live on with the old one."""
         self.password = password
-        await self._site.database.execute(f"ALTER ROLE \"{self.name}\" PASSWORD '{password}'")
-        await self._site.database.execute(
+        await self._database.execute(f"ALTER ROLE \"{self.name}\" PASSWORD '{password}'")
+        await self._database.execute(
             "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE usename = $1", self.name
         )
 
 
 @contextlib.asynccontextmanager
 async def role(
-    site: Site, server: PostgresServer, name: str, password: str, *, attributes: str = ""
+    database: asyncpg.Connection[asyncpg.Record],
+    server: PostgresServer,
+    name: str,
+    password: str,
+    *,
+    attributes: str = "",
 ) -> AsyncIterator[Role]:
-    database = await site.database.fetchval("SELECT current_database()")
+    database_name = await database.fetchval("SELECT current_database()")
     hba = server.data / "pg_hba.conf"
     line = f'host all "{name}" 127.0.0.1/32 scram-sha-256\n'
-    await site.database.execute(f"CREATE ROLE \"{name}\" LOGIN {attributes} PASSWORD '{password}'")
+    await database.execute(f"CREATE ROLE \"{name}\" LOGIN {attributes} PASSWORD '{password}'")
     hba.write_text(line + hba.read_text())
-    await site.database.fetchval("SELECT pg_reload_conf()")
+    await database.fetchval("SELECT pg_reload_conf()")
     try:
-        yield Role(site, server, database, name, password)
+        yield Role(database, server, database_name, name, password)
     finally:
         hba.write_text(hba.read_text().replace(line, ""))
-        await site.database.fetchval("SELECT pg_reload_conf()")
-        await site.database.execute(f'DROP OWNED BY "{name}"; DROP ROLE "{name}"')
+        await database.fetchval("SELECT pg_reload_conf()")
+        await database.execute(f'DROP OWNED BY "{name}"; DROP ROLE "{name}"')
 
 
 class User:
@@ -94,3 +106,9 @@ def user(
 def binary(text: str) -> str:
     """An Erlang binary by its bytes."""
     return f"<<{','.join(map(str, text.encode()))}>>"
+
+
+def leaks(password: str, text: str) -> list[str]:
+    """The forms of a password that a text holds."""
+    forms = (password, quote(password, safe=""), quote(password), password.encode("unicode_escape").decode())
+    return [form for form in forms if form in text]

@@ -296,7 +296,7 @@ async def test_case_38_passwords_and_vhosts(
         rabbit_server.add_vhost(vhost)
     everything = {"configure": ".*", "write": ".*", "read": ".*"}
     try:
-        async with role(site, postgres_server, name, PASSWORD, attributes="SUPERUSER") as at_database:
+        async with role(site.database, postgres_server, name, PASSWORD, attributes="SUPERUSER") as at_database:
             with user(rabbit_server, vhost, name, PASSWORD, **everything) as at_broker:
                 async with await aio_pika.connect(rabbit_server.amqp_url(vhost)) as connection:
                     channel = await connection.channel()

@@ -15,7 +15,7 @@ from relay.servers import PostgresServer, RabbitServer, free_port
 from tests.conftest import eventually
 
 from .conftest import Daemon, Site, command
-from .credentials import Role, User, role, user
+from .credentials import Role, User, leaks, role, user
 from .ledger import drain
 
 PASSWORD = "p@ss/w#rd:%2F +x"
@@ -25,7 +25,7 @@ LEAST = {"configure": "^$", "write": "^events$", "read": "^$"}
 @pytest.fixture
 async def relay_role(site: Site, postgres_server: PostgresServer) -> AsyncIterator[Role]:
     """What `migrate --role` makes of a role that can nothing."""
-    async with role(site, postgres_server, "least relay", PASSWORD) as found:
+    async with role(site.database, postgres_server, "least relay", PASSWORD) as found:
         done = await asyncio.to_thread(lambda: command("migrate", "--role", found.name, settings=site.settings))
         assert done.returncode == 0, done.stderr
         yield found
@@ -45,11 +45,6 @@ def by_files(site: Site, **urls: str) -> dict[str, str]:
         site.settings.pop(f"RELAY_{name.upper()}", None)
         (site.directory / name).write_text(url + "\n")
     return {f"{name}_file": str(site.directory / name) for name in urls}
-
-
-def leaks(password: str, text: str) -> list[str]:
-    forms = (password, quote(password, safe=""), quote(password), password.encode("unicode_escape").decode())
-    return [form for form in forms if form in text]
 
 
 # ---------------------------------------------------------------- rotation
@@ -90,7 +85,7 @@ async def test_the_whole_work_with_the_least_rights(
     site: Site, postgres_server: PostgresServer, relay_role: Role, relay_user: User
 ) -> None:
     """A role and a user that can do nothing else publish, defer, park, redrive, discard, pause and purge."""
-    async with role(site, postgres_server, "least writer", "w") as writer:
+    async with role(site.database, postgres_server, "least writer", "w") as writer:
         done = await asyncio.to_thread(lambda: command("migrate", "--writer", writer.name, settings=site.settings))
         assert done.returncode == 0, done.stderr
         settings = site.settings | {"RELAY_DATABASE_URL": relay_role.url, "RELAY_AMQP_URL": relay_user.url}

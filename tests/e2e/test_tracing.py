@@ -75,6 +75,7 @@ def traced(site: Site, port: int) -> Daemon:
         "OTEL_EXPORTER_OTLP_ENDPOINT": f"http://127.0.0.1:{port}",
         "OTEL_SERVICE_NAME": "orders-relay",
         "OTEL_BSP_SCHEDULE_DELAY": "100",
+        "OTEL_EXPORTER_OTLP_TIMEOUT": "1",
     }
     return site.start(retry_delays="100ms", name="relay-1")
 
