@@ -10,15 +10,15 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final
 
+from bench.environment import relay_environment
 from bench.errors import BenchFailed
-from bench.rig import relay_environment
 
 ROOT: Final = Path(__file__).parent.parent
 END_TIMEOUT_S: Final = 20.0
 
 
-def run_module(name: str, *arguments: str, timeout_s: float, **environment: str) -> dict[str, Any]:
-    """Run `python -m NAME` to its end; the JSON line that it prints. Raises BenchFailed."""
+def run_command(name: str, *arguments: str, timeout_s: float, **environment: str) -> str:
+    """Run `python -m NAME` to its end, with these `RELAY_*` and no others; what it prints. Raises BenchFailed."""
     try:
         outcome = subprocess.run(
             [sys.executable, "-m", name, *arguments],
@@ -33,8 +33,13 @@ def run_module(name: str, *arguments: str, timeout_s: float, **environment: str)
     except subprocess.TimeoutExpired:
         raise BenchFailed(f"{name} did not end within {timeout_s:.0f} s") from None
     if outcome.returncode != 0:
-        raise BenchFailed(f"{name}: exit {outcome.returncode}\n{outcome.stderr.strip()[-1500:]}")
-    line: dict[str, Any] = json.loads(outcome.stdout)
+        raise BenchFailed(f"{name}: exit {outcome.returncode}\n{(outcome.stdout + outcome.stderr).strip()[-1500:]}")
+    return outcome.stdout
+
+
+def run_module(name: str, *arguments: str, timeout_s: float, **environment: str) -> dict[str, Any]:
+    """The same of a module that prints one JSON line. Raises BenchFailed."""
+    line: dict[str, Any] = json.loads(run_command(name, *arguments, timeout_s=timeout_s, **environment))
     return line
 
 

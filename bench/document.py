@@ -131,6 +131,8 @@ KEYS: Final[tuple[Key, ...]] = (
     Key("sink_relay_cpu_us", _value("sink", "relay", "cpu_us_per_msg", "publisher"), min, digits=2),
     Key("encoder_msgs_s", _value("sink", "encoder"), digits=1),
     Key("encoder_cpu_us", _value("sink", "encoder", "cpu_us_per_msg", "publisher"), min, digits=2),
+    Key("inbox_msgs_s", _value("inbox", "sidecar"), digits=1),
+    Key("inbox_cpu_us", _value("inbox", "sidecar", "cpu_us_per_msg", "consumer"), min, digits=2),
     Key("peak_rss_mb", _most("peak_rss_mb", "delete", "mark"), target=80.0, is_at_least=False, digits=1),
     Key("idle_rss_mb", _value("start", "idle", "idle_rss_mb"), target=50.0, is_at_least=False, digits=1),
     Key("start_to_ready_s", _value("start", "idle", "start_to_ready_s"), target=1.5, is_at_least=False),

@@ -12,8 +12,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Final, Self
 
+from bench.environment import relay_environment
 from bench.errors import BenchFailed
-from bench.rig import Rig, relay_environment
+from bench.rig import Rig
 from relay.servers import LOOPBACK, free_port
 
 READY_TIMEOUT_S: Final = 60.0
@@ -24,7 +25,8 @@ READY_LOOK_S: Final = 0.005
 class Relay:
     """One life of `relay run`, in a `with` block: a clean block ends it by SIGTERM and expects a clean stop.
 
-    `program` is what Python runs (the installed relay, or one with stopwatches). Raises BenchFailed with the end of its log
+    `program` is what Python runs (the relay, one with stopwatches, the consumer's), `listen` the variable that gives it its
+    port. Raises BenchFailed with the end of its log
     where it ends otherwise than asked.
     """
 
@@ -35,13 +37,14 @@ class Relay:
         *,
         settings: dict[str, str] | None = None,
         program: Sequence[str] = ("-m", "relay", "run"),
+        listen: str = "RELAY_LISTEN",
     ) -> None:
         self.port = free_port()
         self._log = rig.directory / f"relay-{self.port}.log"
         own = {
             "RELAY_DATABASE_URL": rig.postgres.url(database),
             "RELAY_AMQP_URL": rig.amqp_url,
-            "RELAY_LISTEN": f"{LOOPBACK}:{self.port}",
+            listen: f"{LOOPBACK}:{self.port}",
         }
         with self._log.open("wb") as out:
             self.started_at = time.monotonic()

@@ -8,13 +8,10 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-import os
 import re
-import subprocess
-import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,6 +19,7 @@ from typing import Any, Self
 
 import aio_pika
 
+from bench.children import run_command
 from bench.errors import BenchFailed
 from bench.load import Backlog, Load
 from bench.procfs import Cpu, family_cpu_s, process_cpu_s
@@ -93,17 +91,7 @@ class Rig:
     # ---------------------------------------------------------------- the database
 
     def _migrate(self, url: str) -> None:
-        migration = subprocess.run(
-            [sys.executable, "-m", "relay", "migrate"],
-            check=False,
-            env=relay_environment(RELAY_DATABASE_URL=url),
-            capture_output=True,
-            text=True,
-            stdin=subprocess.DEVNULL,
-            timeout=60.0,
-        )
-        if migration.returncode != 0:
-            raise BenchFailed(f"relay migrate: exit {migration.returncode}\n{migration.stderr}{migration.stdout}")
+        run_command("relay", "migrate", timeout_s=60.0, RELAY_DATABASE_URL=url)
 
     def backlog(self, load: Load) -> Backlog:
         """The rows of a load's template, which is filled at the first call. Raises BenchFailed."""
@@ -165,15 +153,17 @@ class Rig:
     # ---------------------------------------------------------------- the broker
 
     @contextmanager
-    def fresh_queue(self, kind: str = "quorum") -> Iterator[None]:
-        """One empty queue, `quorum` or `classic`, that takes everything of the topic exchange; deleted afterwards."""
-        asyncio.run(self._declare(kind))
+    def fresh_queue(self, kind: str = "quorum", *beside: str) -> Iterator[None]:
+        """One empty queue, `quorum` or `classic`, that takes everything of the topic exchange, and unbound ones `beside` it;
+        deleted afterwards.
+        """
+        asyncio.run(self._declare(kind, beside))
         try:
             yield
         finally:
-            asyncio.run(self._delete())
+            asyncio.run(self._delete(QUEUE, *beside))
 
-    async def _declare(self, kind: str) -> None:
+    async def _declare(self, kind: str, beside: Sequence[str]) -> None:
         async with await aio_pika.connect(self.amqp_url, timeout=AMQP_TIMEOUT_S) as connection:
             channel = await connection.channel()
             exchange = await channel.declare_exchange(EXCHANGE, aio_pika.ExchangeType.TOPIC, durable=True)
@@ -181,11 +171,14 @@ class Rig:
             await channel.queue_delete(QUEUE)
             queue = await channel.declare_queue(QUEUE, durable=True, arguments={"x-queue-type": kind})
             await queue.bind(exchange, "#")
+            for name in beside:
+                await channel.declare_queue(name, durable=True)
 
-    async def _delete(self) -> None:
+    async def _delete(self, *names: str) -> None:
         async with await aio_pika.connect(self.amqp_url, timeout=AMQP_TIMEOUT_S) as connection:
             channel = await connection.channel()
-            await channel.queue_delete(QUEUE)
+            for name in names:
+                await channel.queue_delete(name)
 
     def take_first(self) -> Taken:
         """Take the first message out of the queue; giving it back would put it at the end. Raises BenchFailed."""
@@ -234,12 +227,6 @@ class Rig:
             self._log_marks[log] = len(text)
             found += [line.strip() for line in fresh.splitlines() if pattern.search(line) and OWN_DOING not in line]
         return found
-
-
-def relay_environment(**settings: str) -> dict[str, str]:
-    """This process's environment without any `RELAY_*` of the caller's: a benchmark measures what it says it does."""
-    inherited = {name: value for name, value in os.environ.items() if not name.startswith("RELAY_")}
-    return inherited | settings
 
 
 def shape_of(message: aio_pika.abc.AbstractIncomingMessage) -> dict[str, Any]:

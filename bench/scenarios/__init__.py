@@ -4,7 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from bench.scenarios import drain, growth, isolation, micro, peers, recovery, sink, start, sweep, trickle, writers
+from bench.scenarios import (
+    drain,
+    growth,
+    inbox,
+    isolation,
+    micro,
+    peers,
+    recovery,
+    sink,
+    start,
+    sweep,
+    trickle,
+    writers,
+)
 from bench.step import Form, Step
 
 SCENARIOS: dict[str, Callable[[Form], Sequence[Step]]] = {
@@ -17,6 +30,7 @@ SCENARIOS: dict[str, Callable[[Form], Sequence[Step]]] = {
     "isolation": isolation.steps,
     "recovery": recovery.steps,
     "sink": sink.steps,
+    "inbox": inbox.steps,
     "micro": micro.steps,
     "sweep": sweep.steps,
 }

@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from collections.abc import Sequence
 from typing import Final
 
-from bench.children import ROOT
-from bench.errors import BenchFailed
-from bench.rig import Rig, relay_environment
+from bench.children import run_command
+from bench.rig import Rig
 from bench.step import Form, Run, Step
 
 TIMEOUT_S: Final = 120.0
@@ -26,20 +23,7 @@ def steps(form: Form) -> Sequence[Step]:
 def _measure(rig: Rig, seconds: float) -> Sequence[Run]:
     path = rig.directory / "micro.json"
     options = ("-q", "--benchmark-only", f"--benchmark-max-time={seconds}", f"--benchmark-json={path}")
-    outcome = subprocess.run(
-        [sys.executable, "-m", "pytest", "bench/micro", *options],
-        check=False,
-        env=relay_environment(),
-        capture_output=True,
-        text=True,
-        timeout=TIMEOUT_S,
-        stdin=subprocess.DEVNULL,
-        cwd=ROOT,
-    )
-    if outcome.returncode != 0:
-        raise BenchFailed(
-            f"pytest bench/micro: exit {outcome.returncode}\n{outcome.stdout[-1500:]}{outcome.stderr[-500:]}"
-        )
+    run_command("pytest", "bench/micro", *options, timeout_s=TIMEOUT_S)
     return [
         {
             "variant": measured["name"].removeprefix("test_"),

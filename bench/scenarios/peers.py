@@ -18,7 +18,7 @@ TIMEOUT_S: Final = 600.0
 
 
 def steps(form: Form) -> Sequence[Step]:
-    load = Load(form.rows(10_000, 60_000))
+    load = Load(form.rows(6_000, 60_000))
     rows = {"one": form.rows(1_500, 6_000), "gathered": load.rows}
     return [
         Step("peers", variant, 3.0 + many / rate, lambda rig, v=variant, n=many: _measure(rig, load, v, n))  # type: ignore[misc]

@@ -24,7 +24,7 @@ BEHIND_S: Final = 0.05
 
 
 def steps(form: Form) -> Sequence[Step]:
-    seconds = max(14, form.seconds(16, 60))
+    seconds = max(14, form.seconds(14, 60))
     return [
         Step("recovery", "broker restart", seconds + 8.0, lambda rig: _measure(rig, seconds), is_once=not form.is_long)
     ]
