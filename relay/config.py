@@ -307,6 +307,8 @@ def page() -> str:
         lines.append(f"| `{setting.variable}` | {default} | {setting.meaning}{secret} | {allowed} |")
     lines += [
         "",
+        "Tracing is switched on by the standard `OTEL_` variables ([tracing.md](tracing.md)).",
+        "",
         "## Required by",
         "",
         "| command | variables |",

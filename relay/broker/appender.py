@@ -45,12 +45,10 @@ class Abandoned(Exception):
 class Appender:
     """One opened file; made by `open`. Not safe from several threads at once."""
 
-    def __init__(self, path: str, descriptor: int, *, is_stream: bool, size: int) -> None:
+    def __init__(self, path: str, descriptor: int, *, is_stream: bool) -> None:
         self._path = path
         self._descriptor = descriptor
         self._is_stream = is_stream
-        self._size = size
-        """Bytes that are synced."""
         self._is_torn = False
         """Half a line went into the stream: the next one begins on a line of its own."""
 
@@ -68,9 +66,10 @@ class Appender:
         try:
             if path == STANDARD_OUTPUT or not stat.S_ISREG(os.fstat(descriptor).st_mode):
                 _expect_reader(path, descriptor)
-                return cls(path, descriptor, is_stream=True, size=0)
+                return cls(path, descriptor, is_stream=True)
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            return cls(path, descriptor, is_stream=False, size=_repair(path, descriptor))
+            _repair(path, descriptor)
+            return cls(path, descriptor, is_stream=False)
         except BlockingIOError as error:
             os.close(descriptor)
             raise BrokerUnavailable(
@@ -88,13 +87,16 @@ class Appender:
         if self._is_stream:
             self._append_to_stream(data, is_abandoned)
             return
+        # Nobody else writes here, but somebody may have truncated it.
+        size = os.fstat(self._descriptor).st_size
         try:
             _write_all(self._descriptor, data)
             os.fdatasync(self._descriptor)
         except OSError:
-            self._cut_back()
+            # Why it failed is what is raised; `open` repairs what this leaves.
+            with contextlib.suppress(OSError):
+                os.ftruncate(self._descriptor, size)
             raise
-        self._size += len(data)
 
     def is_moved(self) -> bool:
         """Whether the path names another file by now, or none: it was rotated."""
@@ -135,11 +137,6 @@ class Appender:
             if error.errno != errno.EINVAL:
                 raise
 
-    def _cut_back(self) -> None:
-        # Why the append failed is being raised already; `open` repairs what is left.
-        with contextlib.suppress(OSError):
-            os.ftruncate(self._descriptor, self._size)
-
 
 def _descriptor(path: str) -> int:
     if path == STANDARD_OUTPUT:
@@ -170,8 +167,8 @@ def _expect_reader(path: str, descriptor: int) -> None:
             raise BrokerUnavailable(f"{_named(path)} has no reader", hint="start what reads it")
 
 
-def _repair(path: str, descriptor: int) -> int:
-    """Cut off what stands behind the last line break; returns the size then. Raises BrokerRefused if it is not ours."""
+def _repair(path: str, descriptor: int) -> None:
+    """Cut off what stands behind the last line break. Raises BrokerRefused if it is not ours."""
     size = os.fstat(descriptor).st_size
     end = size
     tail = b""
@@ -184,7 +181,7 @@ def _repair(path: str, descriptor: int) -> int:
     torn = tail[tail.rfind(b"\n") + 1 :]
     kept = end + tail.rfind(b"\n") + 1
     if kept == size:
-        return size
+        return
     # After a power failure some file systems show bytes that were never written as zeros.
     torn = torn[: len(LINE_BEGIN)].rstrip(b"\0")
     if not LINE_BEGIN.startswith(torn):
@@ -194,7 +191,6 @@ def _repair(path: str, descriptor: int) -> int:
         )
     os.ftruncate(descriptor, kept)
     os.fsync(descriptor)
-    return kept
 
 
 def _write_all(descriptor: int, data: bytes) -> None:

@@ -239,6 +239,28 @@ async def test_nothing_is_acked_that_was_not_synced(tmp_path: Path, monkeypatch:
     assert ids(path) == ["id-1"]
 
 
+async def test_a_file_that_somebody_emptied_is_not_filled_up_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Cutting a failed batch off at where it began a while ago would leave a hole of zeros."""
+    disk = Disk(room=10**9)
+    monkeypatch.setattr(appender_module, "os", disk)
+    path = tmp_path / "events.jsonl"
+    recorder = Recorder()
+    link = await connect(path, recorder)
+    link.publish(make_rows(3))
+    await recorder.outcomes_of(3)
+    os.truncate(path, 0)
+    disk.room = 10
+    link.publish([make_row(4)])
+    await recorder.until(lambda: ("blocked", f"{path}: No space left on device") in recorder.events)
+    assert path.read_bytes() == b""
+    disk.room = 10**9
+    await recorder.outcomes_of(4)
+    assert ids(path) == ["id-4"]
+    await link.close()
+
+
 async def test_a_rotated_file_is_let_go(tmp_path: Path) -> None:
     path, old = tmp_path / "events.jsonl", tmp_path / "events.jsonl.1"
     recorder = Recorder()
