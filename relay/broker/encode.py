@@ -76,6 +76,7 @@ class Encoder:
         self._is_mandatory = is_mandatory
         self._body_bytes_max = 2**63 if body_bytes_max is None else body_bytes_max
         self._channel = U16(channel)
+        self._body_head = _BODY + self._channel
         self._frame_payload_max = frame_max - FRAME_OVERHEAD if frame_max else 2**32 - 1
         self._shapes: dict[tuple[str, str | None], _Shape] = {}
         self._methods: dict[tuple[str, str, bool], bytes] = {}
@@ -115,10 +116,10 @@ class Encoder:
         except UnicodeEncodeError:
             return self._encode_any(row, database_now)
         if aggregate_id is None:
-            key_name = key_size = b""
+            key_head = b""
             table_size = shape.table_size
         else:
-            key_name, key_size = _AGGREGATE_ID, U32(len(key))
+            key_head = _KEY_HEAD(_AGGREGATE_ID, len(key))
             table_size = shape.table_size + _KEY_OVERHEAD + len(key)
         size = shape.fixed_size + table_size + len(message_id)
         if row.occurred_at != self._stamp_of:
@@ -133,7 +134,7 @@ class Encoder:
             # Says what is wrong, too.
             return self._encode_any(row, database_now)
         if length <= self._frame_payload_max:
-            tail: tuple[bytes, ...] = (_BODY, self._channel, U32(length), body, _END) if length else ()
+            tail: tuple[bytes, ...] = (self._body_head, U32(length), body, _END) if length else ()
         else:
             tail = (self._body_frames(body),)
         return exchange, b"".join(
@@ -142,11 +143,9 @@ class Encoder:
                 self._sizes(size, _BASIC_CLASS, length, self._properties, table_size),
                 shape.table,
                 self._occurred_at,
-                key_name,
-                key_size,
+                key_head,
                 key,
-                _PERSISTENT,
-                U8[len(message_id)],
+                _MODE_AND_LENGTH[len(message_id)],
                 message_id,
                 self._timestamp,
                 shape.type_,
@@ -344,6 +343,9 @@ _SCHEMA_VERSION_1: Final = _SCHEMA_VERSION + I64(1)
 _AGGREGATE_TYPE: Final = short("", "aggregate_type") + b"S"
 _AGGREGATE_ID: Final = short("", "aggregate_id") + b"S"
 _KEY_OVERHEAD: Final = len(_AGGREGATE_ID) + 4
+_KEY_HEAD: Final = Struct(f">{len(_AGGREGATE_ID)}sI").pack
+_MODE_AND_LENGTH: Final = [_PERSISTENT + length for length in U8]
+"""The delivery mode, and the length of the message id that follows it."""
 _HEADER_COLUMNS: Final = [
     (column, short("", column)) for column in ("aggregate_version", "causation_id", "traceparent", "tracestate")
 ]
