@@ -90,10 +90,13 @@ class Keeper:
 
     def _take(self, renewal: Renewal, sent_at: float) -> None:
         engine = self._engine
-        for shard in engine.leases.on_renewal(renewal, sent_at):
+        lost = engine.leases.on_renewal(renewal, sent_at)
+        for shard in lost:
             engine.lose_shard(shard)
-            engine.metrics.lease_lost += 1
-            engine.log.warning("lease_lost", shard=shard)
+        if lost:
+            # One line, not one a shard: they mostly go together.
+            engine.metrics.lease_lost += len(lost)
+            engine.log.warning("leases_lost", shards=len(lost), seen="renewal")
         if self._is_first:
             # New sessions: everything of ours is read again from the floors as stored (R5).
             self._is_first = False

@@ -92,7 +92,7 @@ class Publisher:
         engine.readiness.remove("broker")
         if not self._is_exchange_refused:
             engine.readiness.remove("exchange")
-        engine.log.info("broker_connected")
+            engine.log.info("broker_connected")
 
     def _note_down(self, error: BrokerError, failures: int) -> None:
         engine = self._engine
@@ -211,6 +211,7 @@ class Publisher:
         if self._is_exchange_refused:
             self._is_exchange_refused = False
             engine.readiness.remove("exchange")
+            engine.log.info("exchange_accepted")
         confirmed = engine.chains.on_confirmed(rows)
         self._note_outcome("acked", rows)
         if len(confirmed) < len(rows):
@@ -321,6 +322,8 @@ class Publisher:
             engine.chains.finish([row for row in lost if row.state is State.IN_FLIGHT])
         else:
             engine.chains.on_lost(self._quarantine.lose(lost))
+        # A link opens and is closed over the exchange again and again: said once, until it takes a message (I8).
+        is_news = closed is not Closed.EXCHANGE or not self._is_exchange_refused
         if closed is Closed.EXCHANGE:
             self._is_exchange_refused = True
             engine.readiness.add("exchange", error)
@@ -331,7 +334,8 @@ class Publisher:
             # The text of a refusal may name a row's route, which is nobody's business who asks /readyz.
             detail = "closed over a message that it refuses" if closed is Closed.REFUSED else error
             engine.readiness.add("broker", detail)
-            engine.log.warning("broker_lost", closed=closed.value, error=error, unconfirmed=len(lost))
+            if is_news:
+                engine.log.warning("broker_lost", closed=closed.value, error=error, unconfirmed=len(lost))
         engine.changed.set()
         self._closed.set()
 

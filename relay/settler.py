@@ -191,12 +191,16 @@ class Settler:
     def _apply(self, settlement: Settlement, settled: Settled, serial: int) -> None:
         engine = self._engine
         engine.applied_serial = serial
-        for shard in settled.lost:
-            # Lost by then, and claimed again since, is another lease.
-            if shard in engine.leases and engine.leases.epoch(shard) == settlement.fences[shard]:
-                engine.lose_shard(shard)
-                engine.metrics.lease_lost += 1
-                engine.log.warning("lease_lost", shard=shard, seen="settlement")
+        # Lost by then, and claimed again since, is another lease.
+        fences = settlement.fences
+        lost = [
+            shard for shard in settled.lost if shard in engine.leases and engine.leases.epoch(shard) == fences[shard]
+        ]
+        for shard in lost:
+            engine.lose_shard(shard)
+        if lost:
+            engine.metrics.lease_lost += len(lost)
+            engine.log.warning("leases_lost", shards=len(lost), seen="settlement")
         if settled.locked or settled.unpromoted:
             self._keep_locked(settlement, settled)
         engine.settling = len(self._locked)

@@ -13,10 +13,11 @@ All calls are blocking; from a running event loop use `asyncio.to_thread`.
 from relay.servers.postgres import PostgresServer
 from relay.servers.process import ServerFailed, free_port
 from relay.servers.programs import LOOPBACK, ServersUnavailable, find_postgres, find_rabbitmq
-from relay.servers.rabbit import RabbitServer
+from relay.servers.rabbit import Epmd, RabbitServer
 
 __all__ = [
     "LOOPBACK",
+    "Epmd",
     "PostgresServer",
     "RabbitServer",
     "ServerFailed",

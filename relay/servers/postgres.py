@@ -6,7 +6,7 @@ import os
 import pwd
 import shutil
 import signal
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from urllib.parse import quote
 
@@ -61,6 +61,19 @@ class PostgresServer(Server):
             server._launch()
         return server
 
+    @classmethod
+    def standby(cls, primary: PostgresServer) -> PostgresServer:
+        """A streaming standby of `primary`, in a directory of its own; `promote` makes it a primary."""
+        server = cls(None, durable=True, options={})
+        with closed_on_failure(server):
+            server._copy_of(primary)
+            server._launch()
+        return server
+
+    def promote(self) -> None:
+        """Returns when it takes writes."""
+        self.sql(f"SELECT pg_promote(true, {START_TIMEOUT_S:.0f})")
+
     @property
     def data(self) -> Path:
         return self.directory / "data"
@@ -110,9 +123,6 @@ class PostgresServer(Server):
         self._await_exit()
 
     def _initialise(self) -> None:
-        if self._user is not None:
-            _check_reachable(self.directory, self._user)
-            shutil.chown(self.directory, self._user)
         command = [
             str(self._programs / "initdb"),
             "-D",
@@ -124,15 +134,21 @@ class PostgresServer(Server):
             "-E",
             "UTF8",
         ]
-        initdb = self._spawn(
-            [*command, "--locale=C.UTF-8", "--no-sync"],
-            environment=child_environment(),
-            user=self._user,
-            death=signal.SIGKILL,
-        )
+        self._make_data([*command, "--locale=C.UTF-8", "--no-sync"])
+
+    def _copy_of(self, primary: PostgresServer) -> None:
+        program = str(self._programs / "pg_basebackup")
+        self._make_data([program, "-D", str(self.data), "-R", "--no-sync", "-c", "fast", "-d", primary.url()])
+
+    def _make_data(self, command: Sequence[str]) -> None:
+        """Run the program that fills the data directory, as the server's user."""
+        if self._user is not None:
+            _check_reachable(self.directory, self._user)
+            shutil.chown(self.directory, self._user)
+        maker = self._spawn(command, environment=child_environment(), user=self._user, death=signal.SIGKILL)
         try:
-            if initdb.wait(START_TIMEOUT_S) != 0:
-                raise ServerFailed(f"initdb failed: {self._log_tail()}")
+            if maker.wait(START_TIMEOUT_S) != 0:
+                raise ServerFailed(f"{Path(command[0]).name} failed: {self._log_tail()}")
         finally:
             self._dismiss_guards()
 
@@ -153,7 +169,7 @@ class PostgresServer(Server):
             lines = (self.data / "postmaster.pid").read_text().splitlines()
         except FileNotFoundError:
             return False
-        return len(lines) >= 8 and lines[0] == str(self.pid) and lines[7].strip() == "ready"
+        return len(lines) >= 8 and lines[0] == str(self.pid) and lines[7].strip() in ("ready", "standby")
 
     def _end(self) -> None:
         self.stop("immediate")

@@ -26,15 +26,56 @@ from relay.servers.process import (
 from relay.servers.programs import LOOPBACK, find_epmd, find_erl_call, find_rabbitmq
 
 
+class Epmd(Server):
+    """A port mapper for several nodes, and the cookie that they share: what a cluster has in common."""
+
+    kind = "epmd"
+
+    def __init__(self) -> None:
+        super().__init__(None)
+        self.port = free_port()
+        self.cookie = _new_cookie()
+
+    @classmethod
+    def start(cls) -> Epmd:
+        server = cls()
+        with closed_on_failure(server):
+            server._launch()
+        return server
+
+    def stop(self) -> None:
+        self._end()
+
+    def _launch(self) -> None:
+        # In the foreground, as a child: the daemon that a node starts by itself would outlive it.
+        command = [find_epmd(), "-address", LOOPBACK, "-port", str(self.port)]
+        self._process = self._spawn(command, environment=child_environment(), death=signal.SIGKILL)
+
+    def _end(self) -> None:
+        self._dismiss_guards()
+        if self._process is not None:
+            self._process.kill()
+            self._process.wait(STOP_TIMEOUT_S)
+            self._process = None
+
+    def _processes(self) -> list[int]:
+        return [self.pid]
+
+
 class RabbitServer(Server):
-    """A private RabbitMQ node with an epmd of its own; the only user is `guest`, password `guest`."""
+    """A private RabbitMQ node; the only user is `guest`, password `guest`. Its epmd is its own, unless one is given."""
 
     kind = "rabbitmq"
 
-    def __init__(self, directory: Path | None, *, plugins: Sequence[str], extra_config: str) -> None:
+    def __init__(
+        self, directory: Path | None, *, plugins: Sequence[str], extra_config: str, epmd: Epmd | None = None
+    ) -> None:
         self._programs = find_rabbitmq()
         super().__init__(directory)
-        self.port, self._epmd_port, distribution_port = free_port(), free_port(), free_port()
+        self.port, distribution_port = free_port(), free_port()
+        self._has_own_epmd = epmd is None
+        self._epmd_port = free_port() if epmd is None else epmd.port
+        self._cookie = _new_cookie() if epmd is None else epmd.cookie
         self.management_port = free_port() if "rabbitmq_management" in plugins else None
         self.node = f"relay{self.port}@localhost"
         self._epmd: subprocess.Popen[bytes] | None = None
@@ -70,12 +111,13 @@ class RabbitServer(Server):
         *,
         plugins: Sequence[str] = ("rabbitmq_management", "rabbitmq_consistent_hash_exchange"),
         extra_config: str = "",
+        epmd: Epmd | None = None,
     ) -> RabbitServer:
         """Start a new node in `directory` (None: a private one, removed at `close`); takes 4-7 s.
 
         `extra_config` is appended to rabbitmq.conf. Raises ServersUnavailable, ServerFailed.
         """
-        server = cls(directory, plugins=plugins, extra_config=extra_config)
+        server = cls(directory, plugins=plugins, extra_config=extra_config, epmd=epmd)
         with closed_on_failure(server):
             server._launch()
         return server
@@ -149,6 +191,12 @@ class RabbitServer(Server):
         who, where = _binary(user), _binary(vhost)
         self.eval(f"rabbit_auth_backend_internal:set_permissions({who}, {where}, {rights}, {_binary('guest')})")
 
+    def join(self, other: RabbitServer) -> None:
+        """Become a member of the other's cluster; both have the same epmd. What this node holds is forgotten."""
+        self.ctl("stop_app")
+        self.ctl("join_cluster", other.node)
+        self.ctl("start_app")
+
     def stop(self) -> None:
         """SIGTERM: the node closes its connections and ends, in 1 s, or 6 s with the management plugin."""
         self.thaw()
@@ -162,9 +210,10 @@ class RabbitServer(Server):
         self._end()
 
     def _launch(self) -> None:
-        # In the foreground, as a child: the daemon that a node starts by itself would outlive it.
-        command = [find_epmd(), "-address", LOOPBACK, "-port", str(self._epmd_port)]
-        self._epmd = self._spawn(command, environment=self._environment, death=signal.SIGKILL)
+        if self._has_own_epmd:
+            # In the foreground, as a child: the daemon that a node starts by itself would outlive it.
+            command = [find_epmd(), "-address", LOOPBACK, "-port", str(self._epmd_port)]
+            self._epmd = self._spawn(command, environment=self._environment, death=signal.SIGKILL)
         (self.directory / "pid").unlink(missing_ok=True)
         self._process = self._spawn(
             [str(self._programs / "rabbitmq-server")], environment=self._environment, death=signal.SIGKILL
@@ -196,7 +245,6 @@ class RabbitServer(Server):
         for name in ("home", "data", "log", "gen"):
             (self.directory / name).mkdir(exist_ok=True)
         cookie = self.directory / "home" / ".erlang.cookie"
-        self._cookie = f"RELAY{random.getrandbits(64):016X}"
         cookie.write_text(self._cookie)
         cookie.chmod(0o400)
         (self.directory / "enabled_plugins").write_text(f"[{','.join(plugins)}].\n")
@@ -208,6 +256,10 @@ class RabbitServer(Server):
         if self.management_port is not None:
             lines += [f"management.tcp.ip = {LOOPBACK}", f"management.tcp.port = {self.management_port}"]
         (self.directory / "rabbitmq.conf").write_text("\n".join([*lines, extra_config, ""]))
+
+
+def _new_cookie() -> str:
+    return f"RELAY{random.getrandbits(64):016X}"
 
 
 def _binary(text: str) -> str:

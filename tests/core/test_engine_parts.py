@@ -13,6 +13,8 @@ from dataclasses import dataclass, field
 from random import Random
 from typing import Any
 
+import pytest
+
 from relay.core.holding import HOLDING_KEYS_MAX
 from relay.core.ports import (
     Armed,
@@ -870,6 +872,24 @@ async def test_a_mute_broker_is_stalled_and_much_later_its_link_is_rebuilt_with_
         waited.append(parts.clock.now() - began)
         assert "stalled" not in dict(parts.engine.readiness.reasons)
     assert waited == [300.0, 600.0]
+
+
+async def test_an_exchange_that_is_refused_again_and_again_is_said_once(caplog: pytest.LogCaptureFixture) -> None:
+    """Without the right to write, each link opens and is closed over its first message: two lines a try, for ever."""
+    caplog.set_level(logging.INFO, "tests.parts")
+    parts = Parts()
+    for _ in range(3):
+        parts.publisher._note_up()
+        parts.publisher.on_closed([], Closed.EXCHANGE, "403 ACCESS_REFUSED")
+    parts.publisher._note_up()
+    parts.publisher.on_acked([])
+    assert [record.getMessage() for record in caplog.records] == [
+        "broker_connected",
+        "broker_lost",
+        "exchange_accepted",
+    ]
+    parts.publisher.on_closed([], Closed.EXCHANGE, "403 ACCESS_REFUSED")
+    assert caplog.records[-1].getMessage() == "broker_lost"
 
 
 async def test_the_rate_is_kept() -> None:

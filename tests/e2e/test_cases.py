@@ -163,14 +163,17 @@ async def test_case_31_the_grace_runs_out(site: Site, rabbit_server: RabbitServe
     assert "Traceback" not in daemon.text()
 
 
-async def test_case_31_old_and_new_overlap(site: Site) -> None:
+@pytest.mark.parametrize("seconds", [6.0, pytest.param(36.0, marks=pytest.mark.long)])
+async def test_case_31_old_and_new_overlap(site: Site, seconds: float) -> None:
     """A rolling deployment under load: both work for a while, the old one stops; no loss, no copy, no reordering."""
     old = await site.start(name="old", lease="2s").ready()
-    writing = asyncio.create_task(_write(site.database_url, seconds=6.0))
+    writing = asyncio.create_task(_write(site.database_url, seconds))
     await eventually(lambda: old.metric("relay_rows_sent_total") > 0)
     new = await site.start(name="new", lease="2s").ready()
     await eventually(lambda: new.metric("relay_shards_owned") == 32 and old.metric("relay_shards_owned") == 32)
     await eventually(lambda: new.metric("relay_rows_sent_total") > 0)
+    if seconds > 30:
+        await site.until("EXISTS (SELECT FROM outbox WHERE created_at < now() - interval '31 s')", 40)
     assert await old.stop() == 0
     await writing
     await site.all_sent()

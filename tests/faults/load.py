@@ -14,7 +14,7 @@ _INSERT: Final = """
     SELECT 'w' || n, 'ok.x', 'order', (n % $3)::text, '{}'
     FROM generate_series($1::int, $2::int) n
 """
-_GONE: Final = (asyncpg.PostgresError, asyncpg.InterfaceError, OSError, TimeoutError)
+_GONE: Final = (asyncpg.PostgresError, asyncpg.InterfaceError, asyncpg.InternalClientError, OSError, TimeoutError)
 
 
 class Load:

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import time
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Final
 from urllib.parse import unquote, urlsplit
 
+import aio_pika
+import asyncpg
+
 from relay.servers import PostgresServer, RabbitServer
 from tests.conftest import eventually
-from tests.e2e.conftest import Daemon, Site
+from tests.e2e.conftest import QUEUE, Daemon, Site, command
 from tests.e2e.ledger import Ledger, ledger
 from tests.faults.load import Load
 from tests.faults.report import PROPERTY, Finding
@@ -30,6 +35,29 @@ LINES_A_LIFE: Final = 8
 LINES_A_FAULT: Final = 12
 TRIES_S: Final = 3.0
 """Connections opened per second of outage are fewer than this, per relay and server (three sessions at PostgreSQL)."""
+
+
+@contextlib.asynccontextmanager
+async def site_at(
+    database_url: str, amqp_url: str, directory: Path, settings: Mapping[str, str], *, is_quorum: bool = False
+) -> AsyncIterator[Site]:
+    """A site on servers of the test's own; `settings` are the relays', whose URLs may name several servers."""
+    migrated = {"RELAY_DATABASE_URL": database_url}
+    done = await asyncio.to_thread(lambda: command("migrate", settings=migrated))
+    assert done.returncode == 0, done.stderr
+    async with await aio_pika.connect(amqp_url) as connection:
+        channel = await connection.channel()
+        exchange = await channel.declare_exchange("events", aio_pika.ExchangeType.TOPIC, durable=True)
+        kind = {"x-queue-type": "quorum" if is_quorum else "classic"}
+        queue = await channel.declare_queue(QUEUE, durable=True, arguments={**kind})
+        await queue.bind(exchange, "ok.#")
+    site = Site(dict(settings), database_url, amqp_url, directory, await asyncpg.connect(database_url), [])
+    try:
+        yield site
+    finally:
+        for daemon in site.daemons:
+            daemon.close()
+        await site.database.close(timeout=5)
 
 
 @dataclass(slots=True)
@@ -108,6 +136,9 @@ class Stage:
 
     async def until_metric(self, post: Post, name: str, value: float, timeout_s: float = 30.0) -> None:
         await eventually(lambda: post.relay.metric(name) >= value, timeout_s, interval_s=0.05)
+
+    async def logged(self, post: Post, event: str, timeout_s: float = 30.0) -> None:
+        await eventually(lambda: any(each["event"] == event for each in post.relay.events()), timeout_s)
 
     async def back(self, *, within_s: float = BACK_S) -> float:
         """The fault has ended: wait until everything committed so far is sent. Seconds; AssertionError after

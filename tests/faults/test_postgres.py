@@ -11,7 +11,7 @@ import pytest
 
 from tests.faults.stage import IN_FLIGHT, Stage
 from tests.faults.test_broker import LONG_RELAYS, OUTAGE_S, RELAYS, passed
-from tests.pooler import Pooler
+from tests.pooler import IS_INSTALLED, Pooler
 
 ALTER_S_MAX: Final = 5.0
 """Documented: an ALTER waits for one settlement at most, which is bounded by the lease (L7)."""
@@ -85,12 +85,14 @@ async def test_backends_terminated(stage: Stage, relays: int) -> None:
     await stage.verdict("all backends terminated, five times", copies_max=5 * relays * IN_FLIGHT, faults=5)
 
 
-@pytest.mark.long
-@LONG_RELAYS
-async def test_alter_table_under_load(stage: Stage, relays: int) -> None:
+@pytest.mark.parametrize(
+    ("relays", "times"),
+    [pytest.param(1, 10, marks=pytest.mark.long), pytest.param(2, 10, marks=pytest.mark.long), (2, 1)],
+)
+async def test_case_20_alter_table_under_load(stage: Stage, relays: int, times: int) -> None:
     await stage.up(relays)
     slowest_s = 0.0
-    for number in range(5):
+    for number in range(times):
         for statement in (f"ADD COLUMN note_{number} int DEFAULT {number}", f"DROP COLUMN note_{number}"):
             began = time.monotonic()
             await stage.site.database.execute(f"ALTER TABLE outbox {statement}")
@@ -100,12 +102,13 @@ async def test_alter_table_under_load(stage: Stage, relays: int) -> None:
     assert slowest_s < ALTER_S_MAX
     await stage.back()
     # A cached plan or row type may end a session (R5): what was in flight then comes again.
-    await stage.verdict("ALTER TABLE, ten times", copies_max=10 * relays * IN_FLIGHT, faults=10)
+    alters = 2 * times
+    await stage.verdict(f"ALTER TABLE, {alters} times (case 20)", copies_max=alters * relays * IN_FLIGHT, faults=alters)
 
 
-@pytest.mark.long
-@LONG_RELAYS
-async def test_behind_a_pooling_proxy_that_restarts(stage: Stage, relays: int) -> None:
+@RELAYS
+@pytest.mark.skipif(not IS_INSTALLED, reason="pgbouncer is not installed")
+async def test_case_21_behind_a_pooling_proxy_that_restarts(stage: Stage, relays: int) -> None:
     """Transaction pooling with fewer server sessions than the relays have, and the pooler killed midway."""
     with Pooler(stage.site.database_url) as pooler:
         stage.change_database_url = lambda _: pooler.url
@@ -116,32 +119,39 @@ async def test_behind_a_pooling_proxy_that_restarts(stage: Stage, relays: int) -
         pooler.start()
         await stage.back()
         await stage.verdict(
-            "transaction-pooling proxy killed and started again", copies_max=relays * IN_FLIGHT, outage_s=10
+            "transaction-pooling proxy killed and started again (case 21)", copies_max=relays * IN_FLIGHT, outage_s=10
         )
 
 
-@pytest.mark.long
-@LONG_RELAYS
-async def test_idle_in_transaction_timeout(stage: Stage, relays: int) -> None:
-    """A server that ends idle transactions after 100 ms, and a broker that is frozen meanwhile: nobody waits for it
-    in a transaction."""
+@pytest.mark.parametrize(
+    ("relays", "timeout_ms", "seconds"),
+    [
+        (2, 100, 2.0),
+        pytest.param(1, 5000, 12.0, marks=pytest.mark.long),
+        pytest.param(2, 5000, 12.0, marks=pytest.mark.long),
+    ],
+)
+async def test_case_25_nobody_waits_in_a_transaction(
+    stage: Stage, relays: int, timeout_ms: int, seconds: float
+) -> None:
+    """The broker is frozen, and the server ends idle transactions: nobody has one, and the application may lock."""
     name = await stage.site.database.fetchval("SELECT quote_ident(current_database())")
-    await stage.site.database.execute(f"ALTER DATABASE {name} SET idle_in_transaction_session_timeout = '100ms'")
+    await stage.site.database.execute(f"ALTER DATABASE {name} SET idle_in_transaction_session_timeout = {timeout_ms}")
     await stage.up(relays)
     stage.rabbit.freeze()
     try:
         await stage.until_metric(stage.posts[0], "relay_in_flight_messages", 1)
-        await passed(OUTAGE_S)
+        await passed(seconds)
         idle = await stage.site.database.fetchval(
             "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database()"
-            " AND state = 'idle in transaction' AND state_change < now() - interval '1 s'"
+            " AND state LIKE 'idle in transaction%' AND state_change < now() - interval '1 s'"
         )
         assert idle == 0
-        locked = await asyncpg.connect(stage.site.database_url)
-        await locked.execute("SET lock_timeout = '1s'")
-        await locked.execute("SELECT count(*) FROM (SELECT FROM outbox WHERE sent_at IS NULL FOR UPDATE) _")
-        await locked.close()
+        application = await asyncpg.connect(stage.site.database_url)
+        await application.execute("SET lock_timeout = '1s'")
+        await application.execute("SELECT count(*) FROM (SELECT FROM outbox WHERE sent_at IS NULL FOR UPDATE) _")
+        await application.close()
     finally:
         stage.rabbit.thaw()
     await stage.back()
-    await stage.verdict("idle_in_transaction_session_timeout of 100 ms, broker frozen", copies_max=0)
+    await stage.verdict(f"idle transactions end after {timeout_ms} ms, broker frozen (case 25)", copies_max=0)

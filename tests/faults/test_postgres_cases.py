@@ -1,0 +1,260 @@
+"""Cases from the field in which PostgreSQL, its age or its size is the matter; the numbers are those of docs/cases.md."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import resource
+import subprocess
+import time
+from pathlib import Path
+from typing import Final
+from urllib.parse import urlsplit, urlunsplit
+
+import asyncpg
+import pytest
+
+from relay.servers import PostgresServer, find_postgres
+from tests.conftest import eventually
+from tests.e2e.conftest import Site
+from tests.e2e.ledger import drain, ledger
+from tests.faults.stage import IN_FLIGHT, Stage, site_at
+from tests.faults.test_broker import passed
+
+LONG: Final = pytest.mark.long
+
+
+# ---------------------------------------------------------------- old transactions, sockets, proxies
+
+
+@pytest.mark.parametrize("seconds", [pytest.param(3.0, id="short"), pytest.param(600.0, id="as written", marks=LONG)])
+async def test_case_18_an_old_reader_stops_nobody(stage: Stage, seconds: float) -> None:
+    """A REPEATABLE READ transaction stays open; what is committed meanwhile arrives meanwhile. (How fast: `bench`.)"""
+    await stage.up(2)
+    reader = await asyncpg.connect(stage.site.database_url)
+    try:
+        async with reader.transaction(isolation="repeatable_read"):
+            seen = await reader.fetchval("SELECT count(*) FROM outbox")
+            ends_at = time.monotonic() + seconds
+            while time.monotonic() < ends_at:
+                await stage.back()
+                await passed(min(1.0, seconds / 3))
+            assert await reader.fetchval("SELECT count(*) FROM outbox") == seen
+    finally:
+        await reader.close()
+    await stage.verdict(f"a reading transaction open for {seconds:.0f} s (case 18)", copies_max=0)
+
+
+@pytest.mark.parametrize("seconds", [pytest.param(2.0, id="short"), pytest.param(120.0, id="as written", marks=LONG)])
+async def test_case_22_half_open_socket(stage: Stage, seconds: float) -> None:
+    """PostgreSQL's answers end without a word: noticed within the calls' deadlines, and all is well afterwards."""
+    if seconds < 10:
+        # Or an attempt that began in the void waits its ten seconds after all is well.
+        stage.change_database_url = lambda url: f"{url}?connect_timeout=2"
+    posts = await stage.up(2)
+    for post in posts:
+        post.database.half_open()
+    for post in posts:
+        await post.relay.not_ready("database", 30)
+    await passed(seconds)
+    for post in posts:
+        post.database.heal()
+    await stage.back(within_s=30)
+    await stage.verdict(
+        f"PostgreSQL's sockets half-open for {seconds:.0f} s (case 22)",
+        copies_max=2 * IN_FLIGHT, within_s=30, outage_s=seconds + 15,
+    )  # fmt: skip
+
+
+async def test_case_22_sigterm_while_half_open(stage: Stage) -> None:
+    (post,) = await stage.up(1)
+    post.database.half_open()
+    began = time.monotonic()
+    assert await post.relay.stop() in (0, 4), post.relay.text()
+    assert time.monotonic() - began < 10, "beyond its grace of 8 s"
+    assert "Traceback" not in post.relay.text()
+    post.database.heal()
+    stage.start(post)
+    await stage.back()
+    await stage.verdict("SIGTERM while PostgreSQL's socket is half-open (case 22)", copies_max=IN_FLIGHT)
+
+
+async def test_case_35_gauges_of_a_database_that_is_gone(stage: Stage) -> None:
+    (post,) = await stage.up(1)
+    await stage.until_metric(post, "relay_backlog_observed_timestamp_seconds", 1)
+    await asyncio.to_thread(stage.postgres.stop, "immediate")
+    try:
+        await post.relay.not_ready("database")
+        metrics = post.relay.metrics()
+        assert not {"relay_backlog_rows", "relay_oldest_pending_age_seconds", "relay_parked_rows"} & metrics.keys()
+        assert metrics['relay_connected{peer="database"}'] == 0
+    finally:
+        await asyncio.to_thread(stage.postgres.restart)
+    await stage.back()
+    await eventually(lambda: "relay_backlog_rows" in post.relay.metrics(), 20, interval_s=0.1)
+
+
+# ---------------------------------------------------------------- writers
+
+
+async def test_case_24_fifty_writers_of_large_rows(site: Site) -> None:
+    """Payloads of 20 KB, keys of 9 KB, the doorbell armed between them: every insert commits, every row arrives."""
+    await site.start().ready()
+
+    async def write(writer: int) -> None:
+        connection = await asyncpg.connect(site.database_url)
+        for number in range(4):
+            await connection.execute(
+                "INSERT INTO outbox (id, event_type, aggregate_type, aggregate_id, payload)"
+                " VALUES ($1, 'ok.x', 'big', repeat($2, 4500), json_build_object('d', repeat('y', 20000)))",
+                f"{writer}-{number}", f"{writer:02}",
+            )  # fmt: skip
+        await connection.close()
+
+    await asyncio.gather(*(write(writer) for writer in range(50)))
+    await site.all_sent(60)
+    (await ledger(site.database, site.amqp_url)).assert_complete()
+
+
+# ---------------------------------------------------------------- size and age
+
+
+@pytest.mark.parametrize("sent", [pytest.param(5_000, id="short"), pytest.param(1_000_000, id="long", marks=LONG)])
+async def test_case_26_retention_purges_only_what_is_sent(site: Site, sent: int) -> None:
+    """Old sent rows go in batches while two relays work; pending and parked ones stay until they are sent or judged."""
+    await site.database.execute(
+        "INSERT INTO outbox (event_type, aggregate_id, payload, created_at, sent_at)"
+        " SELECT 'ok.old', (n % 500)::text, '{}', now() - interval '9 d', now() - interval '8 d'"
+        " FROM generate_series(1, $1::int) n",
+        sent,
+    )
+    for number in range(100):
+        await site.insert(f"parked{number}", key=f"p{number}", priority=300)
+    daemons = [await site.start(name=name, retention="1d").ready(60) for name in ("one", "two")]
+    await site.insert_many(1000, 50)
+    await site.until("(SELECT count(*) = 1000 FROM outbox WHERE sent_at > now() - interval '1 d')", 60)
+    await site.until("NOT EXISTS (SELECT FROM outbox WHERE event_type = 'ok.old')", 60 + sent / 1000)
+    assert await site.database.fetchval("SELECT count(*) FROM outbox WHERE aside = 'parked'") == 100
+    assert await site.database.fetchval("SELECT count(*) FROM outbox") == 1100
+    assert await site.database.fetchval("SELECT sum(deadlocks) FROM pg_stat_database") == 0
+    assert len(await drain(site.amqp_url, 1000)) == 1000
+    for daemon in daemons:
+        assert await daemon.stop() == 0
+        assert "refused" not in daemon.text()
+
+
+def _memory_peak(pid: int) -> int:
+    """VmHWM in bytes."""
+    for line in Path(f"/proc/{pid}/status").read_text().splitlines():
+        if line.startswith("VmHWM"):
+            return int(line.split()[1]) * 1024
+    raise AssertionError("no VmHWM")
+
+
+@pytest.mark.parametrize("rows", [pytest.param(12, id="short"), pytest.param(500, id="as written", marks=LONG)])
+async def test_case_33_large_rows_in_little_memory(site: Site, rows: int) -> None:
+    """Rows of 5 MiB, more of them than the memory has: the peak is RELAY_MAX_BYTES and a constant."""
+    max_bytes = 32 * 1024 * 1024
+    await site.database.execute(
+        "INSERT INTO outbox (event_type, aggregate_id, payload)"
+        " SELECT 'ok.x', n::text, json_build_object('d', repeat('x', 5 * 1024 * 1024))"
+        " FROM generate_series(1, $1::int) n",
+        rows,
+    )
+    daemon = await site.start(max_bytes=str(max_bytes)).ready()
+    resource.prlimit(daemon.process.pid, resource.RLIMIT_AS, (4 * 1024**3, 4 * 1024**3))
+    await site.all_sent(60 + rows)
+    peak = _memory_peak(daemon.process.pid)
+    # Python and its libraries, the body in the driver's hands, the socket's buffer.
+    assert peak < max_bytes + 120 * 1024 * 1024, f"{peak / 1024 / 1024:.0f} MiB"
+    assert await daemon.stop() == 0
+
+
+# ---------------------------------------------------------------- another server
+
+
+async def test_case_27_dump_and_restore_into_a_fresh_cluster(site: Site, tmp_path: Path) -> None:
+    """Transaction numbers begin anew there: floors count for nothing, what was sent stays sent, the rest is delivered."""
+    await site.insert_many(100, 10, prefix="sent")
+    daemon = await site.start().ready()
+    await site.all_sent()
+    assert await daemon.stop() == 0
+    await site.insert_many(100, 10, prefix="pending")
+    dump = tmp_path / "dump.sql"
+    programs = find_postgres()
+    with await asyncio.to_thread(lambda: PostgresServer.start(durable=False)) as fresh:
+        url = fresh.create_database("restored")
+        for program in ([str(programs / "pg_dump"), "-f", str(dump), site.database_url],
+                        [str(programs / "psql"), "-q", "-v", "ON_ERROR_STOP=1", "-f", str(dump), "-d", url]):  # fmt: skip
+            done = await asyncio.to_thread(
+                lambda program=program: subprocess.run(  # type: ignore[misc]
+                    program, capture_output=True, text=True, check=False, timeout=60, env={"PATH": os.environ["PATH"]}
+                )
+            )
+            assert done.returncode == 0, done.stderr
+        restored = await asyncpg.connect(url)
+        daemon = await site.start(database_url=url).ready()
+        for number in range(10):
+            await restored.execute(
+                "INSERT INTO outbox (id, event_type, aggregate_id, payload) VALUES ($1, 'ok.x', 'new', '{}')",
+                f"new{number}",
+            )
+
+        async def all_sent() -> bool:
+            return not await restored.fetchval("SELECT EXISTS (SELECT FROM outbox WHERE sent_at IS NULL)")
+
+        await eventually(all_sent, 30)
+        assert await daemon.stop() == 0
+        (await ledger(restored, site.amqp_url)).assert_complete()
+        assert await restored.fetchval("SELECT count(*) FROM outbox") == 210
+        await restored.close()
+
+
+async def test_case_28_asynchronous_settlements_and_a_crash(stage: Stage) -> None:
+    """What the database settled last, it may have forgotten: it comes again, and no more than that."""
+    posts = await stage.up(1, settle_commit="off")
+    await asyncio.to_thread(stage.postgres.crash)
+    await posts[0].relay.not_ready("database")
+    await asyncio.to_thread(stage.postgres.restart)
+    await stage.back()
+    # The WAL writer is at most three times its delay of 200 ms behind, at some 300 rows a second.
+    await stage.verdict(
+        "asynchronous settlements, PostgreSQL killed (case 28)", copies_max=IN_FLIGHT + 400, outage_s=10
+    )
+
+
+@pytest.mark.long
+async def test_case_28_a_standby_is_promoted(amqp_url: str, tmp_path: Path) -> None:
+    """The URL names both; the standby is waited with until it takes writes. What was settled there is not repeated."""
+    with await asyncio.to_thread(PostgresServer.start) as primary:
+        url = primary.create_database("shop")
+        with await asyncio.to_thread(PostgresServer.standby, primary) as standby:
+            both = f"postgresql://postgres@127.0.0.1:{primary.port},127.0.0.1:{standby.port}/shop"
+            settings = {"RELAY_DATABASE_URL": both, "RELAY_AMQP_URL": amqp_url}
+            async with site_at(url, amqp_url, tmp_path, settings) as site:
+                await _fail_over(site, primary, standby)
+
+
+async def _fail_over(site: Site, primary: PostgresServer, standby: PostgresServer) -> None:
+    daemon = await site.start(max_in_flight="100").ready()
+    await site.insert_many(500, 20, prefix="a")
+    await site.all_sent()
+    await site.insert_many(500, 20, prefix="b")
+    newest = await site.database.fetchval("SELECT pg_current_wal_lsn()::text")
+
+    async def has_replayed() -> bool:
+        behind = await asyncio.to_thread(standby.sql, f"SELECT pg_last_wal_replay_lsn() >= '{newest}'::pg_lsn")
+        return behind.strip() == "t"
+
+    await eventually(has_replayed, 30, interval_s=0.1)
+    await asyncio.to_thread(primary.crash)
+    await daemon.not_ready("database")
+    await asyncio.to_thread(standby.promote)
+    parts = urlsplit(site.database_url)
+    site.database_url = urlunsplit(parts._replace(netloc=f"postgres@127.0.0.1:{standby.port}"))
+    await site.reconnect()
+    await site.insert_many(500, 20, prefix="c")
+    await site.all_sent(60)
+    # Settlements that the standby had not got when the primary died are made again.
+    (await ledger(site.database, site.amqp_url)).assert_complete(duplicates_max=500 + 100)
+    assert await daemon.stop() == 0
