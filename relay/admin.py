@@ -98,6 +98,7 @@ async def status(config: Config, *, since: Status | None = None) -> Status:
 async def _observe(connection: Connection, schema: Schema) -> Status:
     names = {part: schema.table.derived(f"_{part}") for part in ("shard", "relay", "fault", "meta")}
     names |= {"table": schema.table.quoted, "sequence": schema.table.derived("_seq_seq")}
+    names["backlog_estimate"] = fill(sql_file("parts/backlog_estimate.sql"), names).rstrip()
 
     def query(name: str) -> str:
         return fill(sql_file(f"queries/{name}.sql"), names)
@@ -135,7 +136,7 @@ def _status(
     due = [
         row["due_in_s"] for row in aside if row["aside"] in ("deferred", "scheduled") and row["due_in_s"] is not None
     ]
-    pending = max(backlog["pending_rows"], backlog["estimate"]) if backlog["is_estimated"] else backlog["pending_rows"]
+    pending = max(backlog["pending_rows"], backlog["estimate"] or 0)
     others = pending + sum(rows.values())
     return Status(
         table=str(schema.table),

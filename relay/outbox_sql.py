@@ -127,6 +127,7 @@ def texts(schema: Schema, system_identifier: str) -> dict[str, str]:
         "body": body_sql(schema.payload_type),
         "fingerprint": fingerprint_sql(schema, system_identifier),
     }
+    values["backlog_estimate"] = fill(sql_file("parts/backlog_estimate.sql"), values).rstrip()
     inline = {"page": "$11::int", "due": str(DUE_INLINE_BYTES), "followers": str(DUE_INLINE_BYTES), "reload": "-1"}
     texts = {}
     for name in _QUERIES:

@@ -1,5 +1,5 @@
 -- Purpose: how much there is to publish and how old the oldest is, for the gauges. Both parts count to 100,000 and then
---          say so; above that the rows to publish are estimated from the floors.
+--          say so; above that the rows to publish are estimated, by {backlog_estimate}.
 --          Rows of the fault table are an operator's: they count as parked, whatever they look like.
 -- Locks:   none.
 -- Index:   {read_index} above each shard's floor; {aside_key_index} up to 100,000 entries.
@@ -36,7 +36,7 @@ WITH moment AS MATERIALIZED (SELECT statement_timestamp() AS now),
           FROM waiting)
 SELECT (SELECT count(*) FILTER (WHERE is_due) FROM pending) AS pending,
        (SELECT count(*) > 100000 FROM pending) AS is_capped,
-       (SELECT sum(greatest(last.seq - s.floor, 0)) / 64 FROM {shard} s)::bigint AS estimate,
+       CASE WHEN (SELECT count(*) > 100000 FROM pending) THEN ({backlog_estimate}) END AS estimate,
        c.rows > 100000 AS is_aside_capped, c.deferred, c.parked + faults.rows AS parked, c.held, c.scheduled, c.held_keys,
        date_part('epoch', moment.now) - date_part('epoch', least(oldest.since, c.since)) AS oldest_age_s,
        last.seq AS newest_seq

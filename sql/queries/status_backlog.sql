@@ -1,5 +1,6 @@
--- Purpose: the rows that a relay has to publish still, for `relay status`: their number (counted to 100,000), the age
---          of the oldest, rows scheduled but not read yet, and what the sequence gave last.
+-- Purpose: the rows that a relay has to publish still, for `relay status`: their number (counted to 100,000,
+--          estimated by {backlog_estimate} above), the age of the oldest, rows scheduled but not read yet, and what the
+--          sequence gave last.
 -- Locks:   none.
 -- Index:   the reading index, above each shard's floor; the oldest by one probe a shard.
 -- Caller:  relay/admin.py, in a read-only transaction.
@@ -23,7 +24,7 @@ SELECT moment.now AS observed_at,
        (SELECT count(*) FROM pending WHERE is_due) AS pending_rows,
        (SELECT count(*) FROM pending WHERE NOT is_due) AS unread_scheduled_rows,
        (SELECT count(*) > 100000 FROM pending) AS is_estimated,
-       (SELECT sum(greatest(last.seq - s.floor, 0)) / 64 FROM {shard} s)::bigint AS estimate,
+       CASE WHEN (SELECT count(*) > 100000 FROM pending) THEN ({backlog_estimate}) END AS estimate,
        CASE WHEN isfinite(oldest.since) THEN extract(epoch FROM moment.now - oldest.since)::float8 END AS oldest_age_s,
        (SELECT n_live_tup FROM pg_stat_all_tables WHERE relid = $1) AS live_rows
 FROM moment, last, oldest

@@ -9,6 +9,8 @@ from typing import Any
 import asyncpg
 import pytest
 
+from relay import migrate
+from relay.outbox_sql import texts
 from relay.sessions import Group
 from tests.integration.test_outbox import Relay, database, started
 
@@ -101,3 +103,33 @@ async def test_what_runs_all_the_time_costs_the_same_whatever_was_sent(relay: Re
     await gauges_look_at_what_waits_and_not_at_what_was_sent(relay)
     await a_page_looks_at_the_rows_that_it_brings(relay)
     await a_claim_looks_at_no_event(relay)
+
+
+@pytest.mark.parametrize(
+    ("pending", "sent"),
+    [
+        ("'k' || n", 0),
+        # Two thirds of the rows are one key's: of one shard.
+        ("CASE WHEN n % 3 > 0 THEN 'hot' ELSE 'k' || n END", 0),
+        # A writer that stays open keeps the floors below what was sent since.
+        ("'k' || n", 20_000),
+    ],
+)
+async def test_a_backlog_that_is_too_long_to_count_is_estimated(
+    database: asyncpg.Connection, pending: str, sent: int
+) -> None:
+    """At a hundredth of the scale. An estimate by the floors alone counts all that was sent above them."""
+    rows = 12_000
+    await database.execute(
+        "ALTER TABLE outbox SET (autovacuum_enabled = off);"
+        f"INSERT INTO outbox (event_type, aggregate_id, sent_at) OVERRIDING USER VALUE"
+        f" SELECT 'x', 's' || n, now() FROM generate_series(1, {sent}) n;"
+        f"INSERT INTO outbox (event_type, aggregate_id) SELECT 'x', {pending} FROM generate_series(1, {rows}) n"
+    )
+    schema = await migrate.read_schema(database)
+    text = texts(schema, "")["backlog"].replace("100001", "1001").replace("100000", "1000").replace("200", "20")
+    found = await database.fetchrow(text)
+    assert found["is_capped"]
+    assert found["estimate"] == pytest.approx(rows, rel=0.15)
+    in_full = await database.fetchrow(texts(schema, "")["backlog"])
+    assert (in_full["pending"], in_full["is_capped"], in_full["estimate"]) == (rows, False, None)
