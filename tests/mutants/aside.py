@@ -87,6 +87,16 @@ MUTANTS = (
         ),
     ),
     Mutant(
+        "h4_followers_newcomer",
+        "H4 followers, newcomer: what was loaded behind a head stays when a row is moved aside below it",
+        (edit("relay.settler:Settler._apply", ("if engine.chains.drop_followers(row):", "if False:")),),
+    ),
+    Mutant(
+        "h4_followers_void",
+        "H4 followers, void: what was loaded behind a row stays when that row leaves memory unsent",
+        (edit("relay.reader:Reader._reread", ("engine.chains.drop_followers(row)", "pass")),),
+    ),
+    Mutant(
         "h5_in_memory",
         "H5: a released row is set back to pending",
         (
