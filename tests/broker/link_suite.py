@@ -1,4 +1,4 @@
-"""What `relay.core.ports.Broker` and `Link` promise, whichever sink is behind them. One suite for all of them.
+"""What `relay.core.ports.Broker` and `Link` promise, whichever sink is behind them. One suite for all of them, the simulation's fake included.
 
 A case gets a `Place`: somewhere to publish to, and a look at what arrived there. What only some sinks can do (return,
 nack, block, refuse) is tested where it happens.
@@ -24,15 +24,24 @@ class Place(Protocol):
 
 
 Case = Callable[[Place], Awaitable[None]]
-CASES: list[Case] = []
+LIVES: list[Case] = []
+"""What becomes of rows, whatever they hold: the simulation's fake has to pass these, too."""
+
+CONTENTS: list[Case] = []
+"""What arrives of them."""
 
 
-def case(function: Case) -> Case:
-    CASES.append(function)
+def life(function: Case) -> Case:
+    LIVES.append(function)
     return function
 
 
-@case
+def content(function: Case) -> Case:
+    CONTENTS.append(function)
+    return function
+
+
+@life
 async def each_row_is_acked_once_and_arrives_in_order(place: Place) -> None:
     recorder = Recorder()
     link = await place.connect(recorder)
@@ -44,7 +53,7 @@ async def each_row_is_acked_once_and_arrives_in_order(place: Place) -> None:
     await link.close()
 
 
-@case
+@life
 async def nothing_is_told_from_within_publish(place: Place) -> None:
     """An engine in the middle of its own turn would be changed under its hands."""
     recorder = Recorder()
@@ -56,7 +65,7 @@ async def nothing_is_told_from_within_publish(place: Place) -> None:
     await link.close()
 
 
-@case
+@life
 async def in_flight_is_what_has_no_outcome(place: Place) -> None:
     recorder = Recorder()
     link = await place.connect(recorder)
@@ -71,7 +80,7 @@ async def in_flight_is_what_has_no_outcome(place: Place) -> None:
     await link.close()
 
 
-@case
+@content
 async def what_cannot_be_sent_is_rejected_among_bystanders(place: Place) -> None:
     recorder = Recorder()
     link = await place.connect(recorder, routing_key="{event_type}.{correlation_id}")
@@ -85,7 +94,7 @@ async def what_cannot_be_sent_is_rejected_among_bystanders(place: Place) -> None
     await link.close()
 
 
-@case
+@content
 async def bodies_and_trace_headers_arrive_byte_for_byte(place: Place) -> None:
     """What a tracing library wrote is its own affair: nothing is parsed, completed or put in lower case."""
     recorder = Recorder()
@@ -104,7 +113,7 @@ async def bodies_and_trace_headers_arrive_byte_for_byte(place: Place) -> None:
     await link.close()
 
 
-@case
+@content
 async def headers_keep_values_and_types(place: Place) -> None:
     headers = {
         "null": None,
@@ -126,7 +135,7 @@ async def headers_keep_values_and_types(place: Place) -> None:
     await link.close()
 
 
-@case
+@life
 async def a_link_takes_what_it_has_room_for_and_says_when_there_is_more(place: Place) -> None:
     recorder = Recorder()
     link = await place.connect(recorder)
@@ -140,7 +149,7 @@ async def a_link_takes_what_it_has_room_for_and_says_when_there_is_more(place: P
     await link.close()
 
 
-@case
+@life
 async def a_listener_may_publish_from_an_outcome(place: Place) -> None:
     recorder = Recorder()
     link = await place.connect(recorder)
@@ -159,7 +168,7 @@ async def a_listener_may_publish_from_an_outcome(place: Place) -> None:
     await link.close()
 
 
-@case
+@life
 async def a_close_gives_every_row_its_one_outcome(place: Place) -> None:
     recorder = Recorder()
     link = await place.connect(recorder)
@@ -175,7 +184,7 @@ async def a_close_gives_every_row_its_one_outcome(place: Place) -> None:
     await link.close()
 
 
-@case
+@life
 async def one_life_after_another(place: Place) -> None:
     """What a dead link had in flight may go again on the next one."""
     rows = make_rows(10)

@@ -21,6 +21,7 @@ from . import link_suite
 from .recorder import Recorder
 
 NOW = 1_764_440_000.0
+CASES = [*link_suite.LIVES, *link_suite.CONTENTS]
 
 
 class Rabbit:
@@ -85,11 +86,11 @@ async def rabbit(amqp_url: str) -> AsyncIterator[Rabbit]:
     await connection.close()
 
 
-@pytest.mark.parametrize("case", link_suite.CASES, ids=lambda case: case.__name__)
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.__name__)
 async def test_on_rabbitmq(rabbit: Rabbit, case: link_suite.Case) -> None:
     await case(rabbit)
 
 
-@pytest.mark.parametrize("case", link_suite.CASES, ids=lambda case: case.__name__)
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.__name__)
 async def test_on_a_file(tmp_path: Path, case: link_suite.Case) -> None:
     await case(File(tmp_path / "events.jsonl"))

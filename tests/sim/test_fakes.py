@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
-from relay.core.ports import Closed, Held, Outbox, Rejection, Returned, Settlement
+from relay.core.ports import Closed, Held, Link, Outbox, Publication, Rejection, Returned, Settlement
 from relay.errors import BrokerUnavailable, DatabaseLost
 from relay.message import PayloadType, Row
+from tests.broker import link_suite
+from tests.broker.recorder import Recorder
 
 from . import outbox_suite
 from .broker import BrokerOptions, FakeBroker, FakeLink, Rabbit
@@ -347,6 +350,57 @@ def rows_of(bench: Bench, count: int, event_type: str = "ok") -> list[Row]:
         bench.oracle.granted["a", 1] = 1e18
         rows.append(row)
     return rows
+
+
+class RegisteringLink:
+    """A fake's link that tells the oracle of rows which nobody inserted."""
+
+    def __init__(self, bench: Bench, link: FakeLink) -> None:
+        self._bench = bench
+        self._link = link
+
+    @property
+    def in_flight(self) -> int:
+        return self._link.in_flight
+
+    def is_in_flight(self, message_id: str) -> bool:
+        return self._link.is_in_flight(message_id)
+
+    def publish(self, rows: Sequence[Row]) -> Publication:
+        for row in rows:
+            if row.id not in self._bench.oracle.entries:
+                self._bench.oracle.committed(Entry(row.id, row.seq, row.key, row.shard, row.event_type, 0, 0, False))
+        self._bench.oracle.granted["a", 0] = 1e18
+        return self._link.publish(rows)
+
+    def probe(self, row: Row) -> Publication:
+        return self._link.probe(row)
+
+    async def close(self) -> None:
+        await self._link.close()
+
+
+class FakePlace(Bench):
+    """`link_suite.Place` over the fake, whose pipe takes twenty rows."""
+
+    def __init__(self) -> None:
+        super().__init__(broker=BrokerOptions(pipe_rows=20))
+
+    async def connect(self, recorder: Recorder, *, routing_key: str = "{event_type}") -> Link:
+        link = await FakeBroker(self.rabbit, "a", Process("a")).connect(recorder, PayloadType.JSON)
+        return RegisteringLink(self, link)
+
+    async def arrived(self, count: int) -> Sequence[tuple[str, bytes, dict[str, Any]]]:
+        assert len(self.oracle.log) == count
+        return [(each.id, b"", {}) for each in self.oracle.log]
+
+
+@pytest.mark.parametrize("case", link_suite.LIVES, ids=lambda case: case.__name__)
+def test_link_suite(case: link_suite.Case) -> None:
+    async def main() -> None:
+        await case(FakePlace())
+
+    run_virtual(main)
 
 
 def test_every_row_gets_exactly_one_outcome() -> None:
