@@ -17,8 +17,9 @@ from typing import Final
 
 from relay.config import Config
 from relay.errors import BrokerError
-from relay.redrive.carrier import Carried, Carrier, Verdict
+from relay.redrive.carrier import Carrier
 from relay.redrive.choice import Order, Route, Taken, copy_of, matches, route_of, was_seen
+from relay.redrive.sender import Carried, Verdict
 from relay.topology import names
 
 SAMPLES: Final = 100
@@ -126,7 +127,7 @@ class _Run:
     async def _look_at(self, taken: Taken) -> None:
         outcome = self._outcome
         if was_seen(taken, outcome.run) or not matches(taken, self._order.where):
-            self._carrier.leave(taken)
+            self._carrier.leave()
             return
         outcome.matched += 1
         count = taken.headers.get("x-delivery-count")
@@ -136,7 +137,7 @@ class _Run:
             self._under_way += 1
             await self._carrier.carry(taken, route, copy_of(taken, outcome.run, self._carrier.user))
             return
-        self._carrier.leave(taken)
+        self._carrier.leave()
         if route is None:
             self._failed(taken, None, NO_ROUTE, "it remembers none; say --to-exchange and --routing-key")
         elif self._order.is_dry:

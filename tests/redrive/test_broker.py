@@ -350,6 +350,36 @@ async def test_a_lost_connection_ends_the_run_and_loses_nothing(broker: Vhost, c
     assert set(arrived) | set(left) == set(every)
 
 
+async def test_an_alarm_is_waited_for(broker: Vhost, channel: AbstractChannel) -> None:
+    await park(channel, "m1", "m2", "m3")
+    broker.server.memory_alarm(True)
+    try:
+        process = start(broker, PARKING)
+        states = "[S || [{state, S}] <- rabbit_networking:connection_info_all([state])]"
+        await eventually(lambda: "blocked" in broker.server.eval(states), 20, interval_s=0.1)
+        assert process.poll() is None
+    finally:
+        broker.server.memory_alarm(False)
+    output, said = await asyncio.to_thread(process.communicate, None, 30)
+    assert process.returncode == 0, output + said
+    assert await ids(channel, "inv") == ["m1", "m2", "m3"]
+
+
+async def test_a_queue_that_is_deleted_midway_ends_the_run(broker: Vhost, channel: AbstractChannel) -> None:
+    """More than one prefetch: what was taken is sent, the rest is gone with its queue."""
+    await asyncio.gather(*(park(channel, f"m{n}") for n in range(80)))
+    process = start(broker, PARKING, "--rate", "20/s")
+    try:
+        await eventually(lambda: count(channel, "inv"), 20)
+        await channel.queue_delete(PARKING)
+        output, said = await asyncio.to_thread(process.communicate, None, 40)
+    finally:
+        process.kill()
+    assert process.returncode == 1, output + said
+    assert "404 NOT_FOUND" in said
+    assert "Traceback" not in said and "unhandled" not in said
+
+
 async def test_a_rate_is_kept(broker: Vhost, channel: AbstractChannel) -> None:
     await park(channel, *(f"m{n}" for n in range(10)))
     loop = asyncio.get_running_loop()
