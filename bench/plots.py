@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
@@ -59,7 +60,7 @@ def _throughput(axes: Axes, result: Result) -> bool:
         return False
     axes.figure.set_size_inches(SIZE_INCHES[0], 0.28 * len(bars) + 1.2)  # type: ignore[union-attr]
     for place, (_, colour, rates) in enumerate(bars):
-        axes.barh(place, sorted(rates)[len(rates) // 2], color=COLOURS[colour])
+        axes.barh(place, statistics.median(rates), color=COLOURS[colour])
         axes.plot(rates, [place] * len(rates), "|", color="black", markersize=9)
     axes.set_yticks(range(len(bars)), [name for name, _, _ in bars], fontsize=8)
     axes.invert_yaxis()
@@ -126,7 +127,7 @@ def _writers(axes: Axes, result: Result) -> bool:
     if not ratios:
         return False
     for place, values in enumerate(ratios.values()):
-        axes.barh(place, sorted(values)[len(values) // 2], color=COLOURS["relay"])
+        axes.barh(place, statistics.median(values), color=COLOURS["relay"])
         axes.plot(values, [place] * len(values), "|", color="black", markersize=9)
     axes.axvline(1.0, color=COLOURS["c"], linewidth=1)
     axes.set_yticks(range(len(ratios)), list(ratios), fontsize=8)

@@ -48,12 +48,13 @@ class Watched:
 
 
 @contextmanager
-def watching(rig: Rig, database: str, settings: dict[str, str] | None = None) -> Iterator[Watched]:
-    """A relay that is ready, in a `with` block. Raises BenchFailed."""
-    path: Path = rig.directory / "stopwatch.json"
-    path.unlink(missing_ok=True)
+def watching(
+    rig: Rig, database: str, settings: dict[str, str] | None = None, *, consumes: bool = True
+) -> Iterator[Watched]:
+    """A relay that is ready, in a `with` block; one at a time may have a consumer. Raises BenchFailed."""
+    path: Path = rig.directory / f"{database}.stopwatch.json"
     program = ("-m", "bench.stopwatch", str(path))
-    consumer = consuming(rig) if native.is_available() else nullcontext(None)
+    consumer = consuming(rig) if consumes and native.is_available() else nullcontext(None)
     with consumer as consumed:
         with Relay(rig, database, program=program, settings=settings) as relay:
             relay.wait_until_ready()

@@ -1,7 +1,7 @@
 """Scenario `growth`: what a read of due rows costs beside sent rows, rows aside, and transactions left open.
 
-The relay of a probe has stopwatches; a probe is 100 commits a second of ten rows each, and its figure the median time of the reads
-that brought rows. Each step probes without and with, minutes never lie between the two.
+Two relays with stopwatches, one on a table that is as said and one on an empty table, are probed in turns: 100 commits a second of ten
+rows each. The figure is the median time of the reads that brought rows, with ÷ without.
 """
 
 from __future__ import annotations
@@ -9,9 +9,9 @@ from __future__ import annotations
 import asyncio
 import statistics
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass, field
 from typing import Final
 
 import asyncpg
@@ -26,6 +26,7 @@ from bench.watched import Watched, watching
 from bench.writing import Commit, write_at
 
 COMMITS_PER_S, ROWS_PER_COMMIT = 100, 10
+ROUNDS: Final = 2
 OPEN_WRITER_S: Final = 15
 SQL_TIMEOUT_S: Final = 300.0
 INSERT: Final = """insert into outbox (event_type, aggregate_type, aggregate_id, payload)
@@ -37,120 +38,146 @@ ASIDE: Final = """
     from generate_series(1, {rows}) i, lateral (select {key}) k(key)"""
 
 
-@dataclass(frozen=True, slots=True)
-class Probe:
-    """One stretch of arrivals, in Unix times."""
+Condition = Callable[[Rig, str, Watched], AbstractContextManager[None]]
+"""Makes a table (its database's name) and its relay what is to be measured, for the time of a block."""
 
-    began: float
-    ended: float
-    commits: list[Commit]
+
+@dataclass(slots=True)
+class Probe:
+    """Stretches of arrivals at one relay, in Unix times."""
+
+    spans: list[tuple[float, float]] = field(default_factory=list)
+    commits: list[Commit] = field(default_factory=list)
 
 
 def steps(form: Form) -> Sequence[Step]:
-    rows, seconds = form.rows(100_000, 1_000_000), form.seconds(2, 10)
+    rows, seconds = form.rows(100_000, 1_000_000), form.seconds(1, 5)
     open_s = form.seconds(OPEN_WRITER_S, 120)
     is_once = not form.is_long
+    probes_s = 6.0 + 2 * ROUNDS * seconds
     return [
-        Step("growth", "sent", 11.0 + 2 * seconds, lambda rig: _sent(rig, rows, seconds), is_once),
-        Step("growth", "aside", 18.0 + 2 * seconds, lambda rig: _aside(rig, rows, seconds), is_once),
-        Step("growth", "old snapshot", 11.0 + 2 * seconds, lambda rig: _old_snapshot(rig, rows, seconds), is_once),
-        Step("growth", "open writer", 6.0 + open_s + seconds, lambda rig: open_writer(rig, open_s, seconds), is_once),
+        Step("growth", "sent", 4.0 + probes_s, lambda rig: _sent(rig, rows, seconds), is_once),
+        Step("growth", "aside", 10.0 + probes_s, lambda rig: _aside(rig, rows, seconds), is_once),
+        Step("growth", "old snapshot", 4.0 + probes_s, lambda rig: _old_snapshot(rig, rows, seconds), is_once),
+        Step("growth", "open writer", open_s + probes_s, lambda rig: open_writer(rig, open_s, seconds), is_once),
     ]
 
 
 def _sent(rig: Rig, rows: int, seconds: int) -> Sequence[Run]:
     """Rows that the same relay has sent and marked."""
-    with rig.fresh_database() as database, rig.fresh_queue():
-        rig.wait_until_quiet()
-        with watching(rig, database) as watched:
-            without = _probe(rig, database, watched, "a", seconds)
-            asyncio.run(_insert(rig.postgres.url(database), rows))
-            watched.wait_until_settled(rows)
-            having = _probe(rig, database, watched, "b", seconds)
-    return _compared(rig, "sent", rows, watched, without, watched, having)
+
+    @contextmanager
+    def condition(rig: Rig, database: str, watched: Watched) -> Iterator[None]:
+        asyncio.run(_insert(rig.postgres.url(database), rows))
+        watched.wait_until_settled(rows)
+        yield
+
+    return _compared(rig, "sent", rows, seconds, condition)
 
 
 def _aside(rig: Rig, rows: int, seconds: int) -> Sequence[Run]:
     """As many parked, deferred, and held rows, there before the relay starts."""
-    with rig.fresh_queue():
-        with rig.fresh_database() as database:
-            rig.wait_until_quiet()
-            with watching(rig, database) as empty:
-                without = _probe(rig, database, empty, "a", seconds)
-        with rig.fresh_database() as database:
-            day, now = "now() + interval '1 day'", "now()"
-            for aside, key, due_at, parked_at in (
-                ("parked", "'p-' || i", "null", now),
-                ("held", "'p-' || i", "null", "null"),
-                ("deferred", "'d-' || i", day, "null"),
-            ):
-                values = {"aside": aside, "key": key, "due_at": due_at, "parked_at": parked_at}
-                rig.sql(ASIDE.format(event_type=EVENT_TYPE, rows=rows, **values), database)
-            rig.sql("vacuum analyze outbox", database)
-            rig.sql("checkpoint", database)
-            rig.wait_until_quiet()
-            with watching(rig, database) as full:
-                having = _probe(rig, database, full, "b", seconds)
-    return _compared(rig, "aside", rows, empty, without, full, having)
+
+    def fill(database: str) -> None:
+        for aside, key, due_at, parked_at in (
+            ("parked", "'p-' || i", "null", "now()"),
+            ("held", "'p-' || i", "null", "null"),
+            ("deferred", "'d-' || i", "now() + interval '1 day'", "null"),
+        ):
+            values = {"aside": aside, "key": key, "due_at": due_at, "parked_at": parked_at}
+            rig.sql(ASIDE.format(event_type=EVENT_TYPE, rows=rows, **values), database)
+        rig.sql("vacuum analyze outbox", database)
+        rig.sql("checkpoint", database)
+
+    return _compared(rig, "aside", rows, seconds, _as_it_is, fill=fill)
 
 
 def _old_snapshot(rig: Rig, rows: int, seconds: int) -> Sequence[Run]:
     """A reading transaction is open from before the rows were inserted: none of the deleted ones can be cleared away."""
-    with rig.fresh_database() as database, rig.fresh_queue():
+
+    @contextmanager
+    def condition(rig: Rig, database: str, watched: Watched) -> Iterator[None]:
         url = rig.postgres.url(database)
-        rig.wait_until_quiet()
-        with watching(rig, database, {"RELAY_SENT_ROWS": "delete"}) as watched:
-            without = _probe(rig, database, watched, "a", seconds)
-            with _open_transaction(url, "repeatable_read", "select count(*) from outbox"):
-                asyncio.run(_insert(url, rows))
-                watched.wait_until_settled(rows)
-                having = _probe(rig, database, watched, "b", seconds)
-    return _compared(rig, "old snapshot", rows, watched, without, watched, having)
+        with _open_transaction(url, "repeatable_read", "select count(*) from outbox"):
+            asyncio.run(_insert(url, rows))
+            watched.wait_until_settled(rows)
+            yield
+
+    return _compared(rig, "old snapshot", rows, seconds, condition, {"RELAY_SENT_ROWS": "delete"})
 
 
 def open_writer(rig: Rig, open_s: int, seconds: int) -> Sequence[Run]:
-    """A transaction that has inserted a row stays open while traffic goes on; the last seconds of it are probed."""
-    with rig.fresh_database() as database, rig.fresh_queue():
-        url = rig.postgres.url(database)
-        rig.wait_until_quiet()
-        with watching(rig, database) as watched:
-            without = _probe(rig, database, watched, "a", seconds)
-            with _open_transaction(
-                url, "read_committed", f"insert into outbox (event_type, payload) values ('{EVENT_TYPE}', '1')"
-            ):
-                _probe(rig, database, watched, "w", max(1, open_s - seconds))
-                having = _probe(rig, database, watched, "b", seconds)
-    return _compared(rig, "open writer", 0, watched, without, watched, having)
+    """A transaction that has inserted a row stays open while traffic goes on, before the probes and during them."""
+
+    @contextmanager
+    def condition(rig: Rig, database: str, watched: Watched) -> Iterator[None]:
+        statement = f"insert into outbox (event_type, payload) values ('{EVENT_TYPE}', '1')"
+        with _open_transaction(rig.postgres.url(database), "read_committed", statement):
+            _probe(rig, database, watched, Probe(), "w", max(1, open_s - 2 * ROUNDS * seconds))
+            yield
+
+    return _compared(rig, "open writer", 0, seconds, condition)
 
 
-def _probe(rig: Rig, database: str, watched: Watched, prefix: str, seconds: int) -> Probe:
-    began = time.time()
-    commits = write_at(rig, database, prefix, COMMITS_PER_S, seconds, ROWS_PER_COMMIT)
-    watched.wait_until_settled(len(commits) * ROWS_PER_COMMIT)
-    return Probe(began, time.time(), commits)
+@contextmanager
+def _as_it_is(rig: Rig, database: str, watched: Watched) -> Iterator[None]:
+    yield
 
 
 def _compared(
-    rig: Rig, variant: str, rows: int, before: Watched, without: Probe, after: Watched, having: Probe
+    rig: Rig,
+    variant: str,
+    rows: int,
+    seconds: int,
+    condition: Condition,
+    settings: dict[str, str] | None = None,
+    *,
+    fill: Callable[[str], None] | None = None,
 ) -> Sequence[Run]:
+    without, having = Probe(), Probe()
+    with rig.fresh_database() as plain, rig.fresh_database() as loaded, rig.fresh_queue():
+        if fill is not None:
+            fill(loaded)
+        rig.wait_until_quiet()
+        with (
+            watching(rig, plain, settings, consumes=False) as empty,
+            watching(rig, loaded, settings, consumes=False) as full,
+            condition(rig, loaded, full),
+        ):
+            for number in range(ROUNDS):
+                _probe(rig, plain, empty, without, f"a{number}", seconds)
+                _probe(rig, loaded, full, having, f"b{number}", seconds)
     expect_no_complaints(rig)
-    plain, loaded = _reads(before, without), _reads(after, having)
+    before, after = _reads(empty, without), _reads(full, having)
     return [
         {
             "variant": variant,
             "rows": rows,
-            "reads": [len(plain), len(loaded)],
-            "read_ms_without": round(statistics.median(plain) * 1e3, 3),
-            "read_ms": round(statistics.median(loaded) * 1e3, 3),
-            "growth": round(statistics.median(loaded) / statistics.median(plain), 3),
-            "latency_without": commit_latencies(without.commits, before.times.confirmed),
-            "latency": commit_latencies(having.commits, after.times.confirmed),
+            "reads": [len(before), len(after)],
+            "read_ms_without": round(statistics.median(before) * 1e3, 3),
+            "read_ms": round(statistics.median(after) * 1e3, 3),
+            "growth": round(statistics.median(after) / statistics.median(before), 3),
+            "latency_without": commit_latencies(without.commits, empty.times.confirmed),
+            "latency": commit_latencies(having.commits, full.times.confirmed),
         }
     ]
 
 
+def _probe(rig: Rig, database: str, watched: Watched, probe: Probe, prefix: str, seconds: int) -> None:
+    began = time.time()
+    commits = write_at(rig, database, prefix, COMMITS_PER_S, seconds, ROWS_PER_COMMIT)
+    watched.wait_until_settled(len(commits) * ROWS_PER_COMMIT)
+    probe.spans.append((began, time.time()))
+    probe.commits.extend(commits)
+
+
 def _reads(watched: Watched, probe: Probe) -> list[float]:
-    found = [seconds for at, seconds, rows in watched.times.reads if rows and probe.began <= at <= probe.ended]
+    """Seconds of each read that brought rows. Raises BenchFailed."""
+    found = [
+        seconds
+        for at, seconds, rows in watched.times.reads
+        if rows and any(began <= at <= ended for began, ended in probe.spans)
+    ]
     if not found:
         raise BenchFailed("no read brought a row")
     return found
