@@ -108,7 +108,7 @@ def test_a_step_that_does_not_end_is_ended(monkeypatch: pytest.MonkeyPatch) -> N
 def test_the_command_reports_a_disturbed_suite_under_another_name(
     error: Exception | None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    steps = [Step("drain", "delete", 1.0, Called(5.0)), Step("drain", "other", 1.0, Called(error=error))]
+    steps = [Step("drain", "delete", 1.0, Called(5.0)), Step("drain", "other", 1.0, Called(5.0, error))]
     monkeypatch.setattr(suite, "SCENARIOS", {"drain": lambda _: steps})
     code = command.main(["--json", str(tmp_path / "r.json"), "--repeats", "1"])
     output = capsys.readouterr()
