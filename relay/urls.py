@@ -20,6 +20,15 @@ _PERCENT_HINT = (
 )
 
 
+def hosts_and_parameters(url: str) -> tuple[tuple[str, ...], Mapping[str, str]]:
+    """Of a URL that was checked: its hosts (a socket's directory is one), and the parameters behind its `?`."""
+    parts = urlsplit(url)
+    parameters = dict(_pairs(parts.query))
+    if "host" in parameters:
+        return tuple(parameters["host"].split(",")), parameters
+    return tuple(host for host, _ in _hosts(parts.netloc, several=True)), parameters
+
+
 def _split(text: str, schemes: tuple[str, ...]) -> SplitResult:
     if any(ord(character) < 33 and character != " " for character in text):
         raise ValueError("has control characters")

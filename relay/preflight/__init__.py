@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Sequence
 
 from relay.config import Config
-from relay.preflight import broker, database, deep, management
+from relay.preflight import broker, database, deep, encryption, management
 from relay.preflight.finding import Finding, Level, warning
 from relay.settings import Sink
 
@@ -22,7 +22,7 @@ async def check(config: Config, warnings: Sequence[str] = (), *, on_deep: deep.P
     checks = [broker.check(config, waiting)]
     if config.sink is Sink.AMQP:
         checks.append(management.check(config, waiting))
-    parts = [found, *await asyncio.gather(*checks)]
+    parts = [found, *await asyncio.gather(*checks), encryption.check(config)]
     if on_deep is not None:
         parts.append(await deep.check(config, on_deep))
     return [warning("configuration", text) for text in warnings] + [finding for part in parts for finding in part]

@@ -8,12 +8,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import quote
 
+import asyncpg
 import pytest
 
 from relay.errors import BrokerError, BrokerRefused, BrokerUnavailable
 from relay.message import PayloadType
 from relay.servers import RabbitServer, free_port
 from tests.authority import Authority
+from tests.conftest import eventually
+from tests.e2e.conftest import Daemon, command
 from tests.tls_proxy import TlsProxy
 
 from .recorder import Recorder, make_broker, make_rows
@@ -147,6 +150,24 @@ async def test_external_logs_in_by_the_certificates_name(mutual: Mutual) -> None
     assert len((await recorder.outcomes_of(20))["acked"]) == 20
     assert "relay client" in mutual.server.ctl("list_connections", "user", "auth_mechanism", "ssl")
     await link.close()
+
+
+async def test_the_whole_relay_without_a_password(mutual: Mutual, database_url: str, tmp_path: Path) -> None:
+    """`relay run` as that user: its certificate is all that it has."""
+    url = mutual.url("relay client", auth="external")
+    settings = {"RELAY_DATABASE_URL": database_url, "RELAY_AMQP_URL": url, "RELAY_EXCHANGE": "amq.topic"}
+    done = await asyncio.to_thread(command, "migrate", settings=settings)
+    assert done.returncode == 0, done.stderr
+    database = await asyncpg.connect(database_url)
+    daemon = Daemon(settings, tmp_path / "relay.log")
+    try:
+        await daemon.ready()
+        await database.execute("INSERT INTO outbox (event_type, payload, mandatory) VALUES ('ok.x', '1', false)")
+        await eventually(lambda: daemon.metric("relay_rows_sent_total") == 1)
+        assert await daemon.stop() == 0
+    finally:
+        daemon.close()
+        await database.close()
 
 
 async def test_a_password_beside_the_certificate(mutual: Mutual) -> None:
