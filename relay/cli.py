@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from relay.demo import Verdict
     from relay.parked_rows import Action, Filter, Outcome
     from relay.preflight import Finding
-    from relay.topology.compare import Change
+    from relay.topology.changes import Change
 
 WATCH_INTERVAL_S: Final = 2.0
 

@@ -13,8 +13,9 @@ from relay.config import SETTINGS, Config
 from relay.errors import BrokerError, BrokerRefused, BrokerUnavailable, ConfigError, UsageError
 from relay.management import ApiFailed, ApiRefused, ManagementApi
 from relay.topology import broker
+from relay.topology.changes import Action, Change
 from relay.topology.commands import all_of, commands
-from relay.topology.compare import Action, Change, compare
+from relay.topology.compare import compare
 from relay.topology.expand import Expansion, expand
 from relay.topology.file import read
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import Any, assert_never
 
 from relay.management import ApiRefused, ManagementApi
-from relay.topology.compare import Found
+from relay.topology.changes import Found
 from relay.topology.expand import (
     AnyObject,
     BindingObject,

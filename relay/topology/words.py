@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from relay.topology.apply import Plan
-from relay.topology.compare import Action, Change
+from relay.topology.changes import Action, Change
 
 _MARKS: Final = {Action.CREATE: "+", Action.UPDATE: "~", Action.CONFLICT: "!", Action.LEFTOVER: "?"}
 

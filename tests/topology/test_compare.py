@@ -8,8 +8,9 @@ from typing import Any
 
 import pytest
 
+from relay.topology.changes import Action, Change, Found
 from relay.topology.commands import all_of
-from relay.topology.compare import Action, Change, Found, compare
+from relay.topology.compare import compare
 from relay.topology.expand import (
     BindingObject,
     ExchangeObject,
