@@ -17,7 +17,7 @@ from relay import __version__
 from relay.servers import PostgresServer, RabbitServer, free_port
 from tests.e2e.conftest import COMMAND, Site, command, environment
 
-COMMANDS = ("run", "migrate", "check", "status", "demo", "inbox migrate")
+COMMANDS = ("run", "migrate", "check", "status", "topology plan", "redrive", "demo", "inbox migrate")
 
 
 async def _command(*arguments: str, settings: Mapping[str, str]) -> subprocess.CompletedProcess[str]:

@@ -202,6 +202,29 @@ async def test_parkings_user_reads_parking_and_nothing_else(broker: Vhost) -> No
         broker.server.ctl("delete_user", "support")
 
 
+async def test_a_consumers_least_rights(broker: Vhost) -> None:
+    """As docs/topology.md has them: consume, retry, park, and nothing else."""
+    await broker.apply(LADDER)
+    broker.api.put("users", "consumer", document={"password": "consumer", "tags": ""})
+    try:
+        rights = {"configure": "^$", "write": r"^(amq\.default|orders\.dlx)$", "read": r"^orders\.inventory$"}
+        broker.api.put("permissions", broker.vhost, "consumer", document=rights)
+        async with (
+            await aio_pika.connect(broker.url) as connection,
+            await aio_pika.connect(broker.url.replace("guest:guest", "consumer:consumer")) as theirs,
+        ):
+            channel = await theirs.channel()
+            await send(await connection.channel(), "orders", "order.paid", "m")
+            await (await message_of(channel, "orders.inventory")).ack()
+            await send(channel, "", RETRY, "m")
+            assert (await message_of(channel, "orders.inventory")).message_id == "m"
+            await send(channel, "orders.dlx", "orders.inventory.parking", "m")
+            with pytest.raises(aio_pika.exceptions.ChannelClosed, match="access to exchange 'orders'"):
+                await send(channel, "orders", "order.paid", "m")
+    finally:
+        broker.server.ctl("delete_user", "consumer")
+
+
 async def test_the_printed_commands_do_the_same(broker: Vhost) -> None:
     path = broker.write(LADDER.partition('[[queue]]\nname = "orders.audit"')[0])
     plan = await broker.relay("topology", "plan", path, settings={})
