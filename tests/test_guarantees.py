@@ -109,4 +109,6 @@ def test_every_module_stands_in_the_map() -> None:
 def test_the_pages_are_whole() -> None:
     assert {"design.md", "protocol.md", "guarantees.md"} <= {page.name for page in PAGES}
     assert named_tests(DOCS / "guarantees.md")
-    assert any(DOCS.glob("decisions/[0-9][0-9][0-9][0-9]-*.md"))
+    numbers = [page.name[:4] for page in DOCS.glob("decisions/[0-9][0-9][0-9][0-9]-*.md")]
+    assert numbers
+    assert len(set(numbers)) == len(numbers), "two decisions of one number"
