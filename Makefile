@@ -42,6 +42,7 @@ types: setup
 
 bench: setup
 	$(PYTHON) -m bench --short --json bench/results/short.json
+	$(PYTHON) -m bench.readme
 
 bench-long: setup
 	$(PYTHON) -m bench --long --json bench/results/long.json

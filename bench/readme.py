@@ -1,6 +1,7 @@
-"""`python -m bench.readme`: puts the figures of bench/results/short.json into README.md, between its two marks.
+"""`python -m bench.readme`: puts the figures of bench/results/short.json into README.md and docs/benchmarks.md, between
+their marks.
 
-README quotes nothing else about speed; a test compares the two.
+README quotes nothing else about speed; a test compares the pages with the file.
 """
 
 from __future__ import annotations
@@ -11,11 +12,17 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Final
 
+from bench.document import KEYS
+
 ROOT: Final = Path(__file__).parent.parent
 RESULT: Final = ROOT / "bench" / "results" / "short.json"
 README: Final = ROOT / "README.md"
+PAGE: Final = ROOT / "docs" / "benchmarks.md"
 BEGIN: Final = "<!-- figures: written by `python -m bench.readme` from bench/results/short.json -->"
 END: Final = "<!-- end of figures -->"
+
+PICTURES: Final = ("throughput", "latency", "cpu", "writers")
+"""As bench/plots.py names them; that module is not imported here, for it brings matplotlib."""
 
 Result = Mapping[str, Any]
 
@@ -69,22 +76,48 @@ def figures(result: Result) -> str:
     return "\n".join(lines)
 
 
-def quoting(readme: str, result: Result) -> str:
-    """README's text with these figures between its marks. Raises ValueError where a mark is missing."""
-    before, begin, rest = readme.partition(BEGIN)
+def everything(result: Result) -> str:
+    """Every key of the document: value, lowest and highest turn, what was aimed at."""
+    machine, versions = result["machine"], result["versions"]
+    lines = [
+        f"`bench/results/short.json`, {result['measured_at'][:10]}, relay {versions['relay']}: {machine['cores']} cores "
+        f"({machine['cpu']}), kernel {machine['kernel']}, RabbitMQ {versions['rabbitmq']}, PostgreSQL {versions['postgresql']}, "
+        f"Python {versions['python']}; {result['settings']['repeats']} turns, {result['took_s'] / 60:.0f} minutes.",
+        "",
+        "| key | value | lowest … highest | aim |",
+        "| --- | --- | --- | --- |",
+    ]
+    for key in KEYS:
+        if key.name in result:
+            spread, target = result["spread"][key.name], result["targets"].get(key.name)
+            aim = "" if target is None else f"{target['target']}: {'reached' if target['is_reached'] else '**missed**'}"
+            turns = f"{spread['min']:,g} … {spread['max']:,g}" if spread["turns"] > 1 else "measured once"
+            lines.append(f"| `{key.name}` | {result[key.name]:,g} | {turns} | {aim} |")
+    pictures = [f"![{name}](../bench/results/{RESULT.stem}-{name}.png)" for name in PICTURES]
+    return "\n".join([*lines, "", *pictures])
+
+
+def quoting(text: str, quoted: str) -> str:
+    """The page's text with this between its marks. Raises ValueError where a mark is missing."""
+    before, begin, rest = text.partition(BEGIN)
     _, end, after = rest.partition(END)
     if not begin or not end:
-        raise ValueError(f"README.md lacks its marks: {BEGIN} and {END}")
-    return f"{before}{BEGIN}\n{figures(result)}\n{END}{after}"
+        raise ValueError(f"the page lacks its marks: {BEGIN} and {END}")
+    return f"{before}{BEGIN}\n{quoted}\n{END}{after}"
 
 
 def main() -> int:
     if not RESULT.exists():
         print(f"bench.readme: there is no {RESULT.relative_to(ROOT)}: run `make bench` first", file=sys.stderr)
         return 1
-    README.write_text(quoting(README.read_text(), json.loads(RESULT.read_text())))
-    print(f"README.md quotes {RESULT.relative_to(ROOT)}")
+    result = json.loads(RESULT.read_text())
+    for page, write in PAGES.items():
+        page.write_text(quoting(page.read_text(), write(result)))
+        print(f"{page.relative_to(ROOT)} quotes {RESULT.relative_to(ROOT)}")
     return 0
+
+
+PAGES: Final[Mapping[Path, Callable[[Result], str]]] = {README: figures, PAGE: everything}
 
 
 if __name__ == "__main__":

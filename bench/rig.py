@@ -75,7 +75,8 @@ class Rig:
             # The management plugin's statistics would be broker CPU that no relay causes.
             self.rabbit = rabbit or exits.enter_context(RabbitServer.start(plugins=()))
             self.amqp_url = amqp_url or self.rabbit.amqp_url()
-            exits.callback(self._drop_templates)
+            if postgres is not None:
+                exits.callback(self._drop_templates)
             self._migrate(self.postgres.create_database(EMPTY))
             self.complaints()
             self._exits = exits.pop_all()

@@ -8,11 +8,15 @@ suite ends as failed. A step whose program is missing is skipped with the words 
 from __future__ import annotations
 
 import signal
+import subprocess
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Final
+
+import asyncpg
+from aiormq.exceptions import AMQPError
 
 from bench.errors import BenchFailed, Unavailable
 from bench.proof import compare_shapes
@@ -20,6 +24,17 @@ from bench.rig import Rig
 from bench.scenarios import SCENARIOS
 from bench.step import Form, Run, Step
 from relay.errors import RelayError
+
+DISTURBED: Final = (
+    BenchFailed,
+    RelayError,
+    subprocess.SubprocessError,
+    OSError,  # a server's port or process that is gone, and TimeoutError
+    AMQPError,
+    asyncpg.PostgresError,
+    asyncpg.InterfaceError,
+)
+"""What a step ends with when something else than the suite itself is at fault."""
 
 SERVERS_S: Final = 12.0
 """Starting both servers, and ending them."""
@@ -79,9 +94,9 @@ def _measure(rig: Rig, step: Step, outcome: Outcome, say: Callable[[str], None])
     except Unavailable as missing:
         outcome.skipped[_name(step)] = str(missing)
         say(f"skipped: {_name(step)}: {missing}")
-    except (BenchFailed, RelayError) as failure:
-        outcome.failed[_name(step)] = str(failure)
-        say(f"FAILED: {_name(step)}: {failure}")
+    except DISTURBED as failure:
+        outcome.failed[_name(step)] = why = str(failure) or type(failure).__name__
+        say(f"FAILED: {_name(step)}: {why}")
         # What one step provoked must not fail the next.
         rig.complaints()
     return []

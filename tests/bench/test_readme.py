@@ -3,42 +3,57 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
+from typing import Any
 
 import pytest
 
-from bench import readme
+from bench import plots, readme
 from bench.document import KEYS
 
 
-def some_result() -> dict[str, object]:
+def some_result() -> dict[str, Any]:
     return {
         **{key.name: 0.5 for key in KEYS},
-        "machine": {"cores": 2, "cpu": "a processor"},
-        "versions": {"rabbitmq": "3.10.8", "postgresql": "15.18"},
+        "spread": {key.name: {"min": 0.4, "max": 0.6, "turns": 3} for key in KEYS},
+        "targets": {"drain_ratio": {"target": "at least 0.9", "is_reached": False}},
+        "machine": {"cores": 2, "cpu": "a processor", "kernel": "6"},
+        "versions": {"rabbitmq": "3.10.8", "postgresql": "15.18", "relay": "abc", "python": "3.11"},
+        "settings": {"repeats": 3},
+        "measured_at": "2026-01-02T03:04:05+00:00",
+        "took_s": 500.0,
     }
 
 
-def test_readme_quotes_the_result_file() -> None:
+@pytest.mark.parametrize("page", readme.PAGES)
+def test_the_pages_quote_the_result_file(page: Path) -> None:
     """`python -m bench.readme` after a measurement puts this right. Without a result file README quotes no figure."""
-    text = readme.README.read_text()
+    text = page.read_text()
     assert text.count(readme.BEGIN) == text.count(readme.END) == 1
     if readme.RESULT.exists():
-        assert readme.quoting(text, json.loads(readme.RESULT.read_text())) == text
-    else:
+        assert readme.quoting(text, readme.PAGES[page](json.loads(readme.RESULT.read_text()))) == text
+    elif page == readme.README:
         between = text.partition(readme.BEGIN)[2].partition(readme.END)[0]
         assert "|" not in between
 
 
 def test_figures_replace_what_was_there_and_nothing_else() -> None:
     text = f"before\n\n{readme.BEGIN}\nold\n{readme.END}\nafter\n"
-    once = readme.quoting(text, some_result())
+    once = readme.quoting(text, readme.figures(some_result()))
     assert "old" not in once
     assert once.startswith("before\n\n")
     assert once.endswith(f"{readme.END}\nafter\n")
     assert "| start to ready | 0.5 s |" in once
-    assert readme.quoting(once, some_result()) == once
+    assert readme.quoting(once, readme.figures(some_result())) == once
 
 
-def test_a_readme_without_marks_is_not_guessed_at() -> None:
+def test_the_page_has_every_key_and_says_what_was_missed() -> None:
+    text = readme.everything(some_result())
+    assert all(f"| `{key.name}` | 0.5 | 0.4 … 0.6 |" in text for key in KEYS)
+    assert "| `drain_ratio` | 0.5 | 0.4 … 0.6 | at least 0.9: **missed** |" in text
+    assert list(readme.PICTURES) == plots.names()
+
+
+def test_a_page_without_marks_is_not_guessed_at() -> None:
     with pytest.raises(ValueError, match="lacks its marks"):
-        readme.quoting("nothing here", some_result())
+        readme.quoting("nothing here", "x")

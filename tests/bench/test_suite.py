@@ -8,7 +8,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import asyncpg
 import pytest
+from aiormq.exceptions import AMQPConnectionError
 
 from bench import __main__ as command
 from bench import suite
@@ -68,9 +70,13 @@ def test_a_step_that_fails_is_not_tried_again_and_the_others_go_on() -> None:
     assert "FAILED: drain bad: a server logged errors" in said
 
 
-def test_a_server_that_fails_fails_its_step() -> None:
+@pytest.mark.parametrize(
+    "error",
+    [ServerFailed("gone"), AMQPConnectionError("gone"), ConnectionRefusedError("gone"), asyncpg.InterfaceError("gone")],
+)
+def test_a_server_that_is_gone_fails_its_step_whoever_notices(error: Exception) -> None:
     _, say = lines()
-    outcome = suite.run(Form("short", 1), [Step("a", "b", 1.0, Called(error=ServerFailed("gone")))], say)
+    outcome = suite.run(Form("short", 1), [Step("a", "b", 1.0, Called(error=error))], say)
     assert outcome.failed == {"a b": "gone"}
 
 
