@@ -143,6 +143,10 @@ class Proxy:
         self._traps.append(trap)
         return trap.sprung
 
+    def disarm(self) -> None:
+        """Forget the traps that have not sprung."""
+        self._traps.clear()
+
     # ------------------------------------------------------------ inside
 
     def _take_pairs(self) -> set[_Pair]:

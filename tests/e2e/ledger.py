@@ -86,7 +86,10 @@ async def drain(
         await channel.set_qos(prefetch_count=1000)
         source = await channel.declare_queue(queue, passive=True)
         tag = await source.consume(take)
-        await eventually(lambda: len(ids) >= count, timeout_s)
+        try:
+            await eventually(lambda: len(ids) >= count, timeout_s)
+        except AssertionError as error:
+            raise AssertionError(f"{len(ids)} of {count} ids came, in {len(messages)} messages") from error
         await source.cancel(tag)
         while (message := await source.get(fail=False)) is not None:
             await take(message)

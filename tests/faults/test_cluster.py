@@ -72,7 +72,7 @@ async def test_leader_then_majority_lost(
         await stage.up(relays, amqp_url=urls)
         first = await asyncio.to_thread(leader, nodes)
         await asyncio.to_thread(first.kill)
-        await stage.back(within_s=30)
+        await stage.back(within_s=60)
         await asyncio.to_thread(first.restart)
         others = [node for node in nodes if node is not await asyncio.to_thread(leader, nodes)]
         for node in others:

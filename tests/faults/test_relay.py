@@ -1,14 +1,19 @@
-"""A relay killed at each step of a row's way, and a relay that stood still past its fence."""
+"""A relay killed at each step of a row's way, one that stood still past its fence, and bad lines to both servers."""
 
 from __future__ import annotations
 
 import asyncio
+import functools
 import signal
 from typing import Final
 
+import aio_pika
 import pytest
 
-from tests.faults.stage import IN_FLIGHT, Post, Stage
+from tests.conftest import eventually
+from tests.e2e.conftest import QUEUE
+from tests.faults.stage import IN_FLIGHT, LEASE_S, Post, Stage
+from tests.faults.test_broker import passed
 from tests.proxy import ACK, COMMIT, PUBLISH, Side, Trap
 
 SETTLER: Final = b"outbox-relay settler"
@@ -27,6 +32,7 @@ STEPS: Final = {
     "marked, not committed": ("database", Side.CLIENT, COMMIT, 10, False, SETTLER),
     "marks committed, answer lost": ("database", Side.CLIENT, COMMIT, 10, True, SETTLER),
     "marks committed and answered": ("database", Side.SERVER, COMMIT, 10, True, SETTLER),
+    "renewing, not committed": ("database", Side.CLIENT, COMMIT, 6, False, KEEPER),
 }
 SHORT: Final = {"half a publish written", "marks committed, answer lost"}
 
@@ -65,3 +71,147 @@ async def test_relay_killed(stage: Stage, step: str, relays: int) -> None:
         stage.start(victim)
     await stage.works(victim, shards=64 // relays)
     await stage.verdict(f"relay killed: {step}", copies_max=IN_FLIGHT)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("relays", [1, 2])
+@pytest.mark.parametrize("step", ["deferral not committed", "deferral committed, answer lost"])
+async def test_relay_killed_while_setting_aside(stage: Stage, step: str, relays: int) -> None:
+    """A row without a route and its followers are being set aside; they keep their order, and nobody else pays."""
+    await stage.up(relays, retry_delays="1s,1s,1s,1s,1s,1s,1s,1s,1s,1s")
+    victims = list(stage.posts)
+
+    def await_commit(victim: Post) -> None:
+        for each in victims:
+            each.database.disarm()  # or the one that takes over dies as well
+        kill = functools.partial(victim.relay.signal, signal.SIGKILL)
+        is_passed = step.endswith("lost")
+        victim.database.trap(Trap(Side.CLIENT, COMMIT, kill, is_passed=is_passed, session=SETTLER))
+
+    for victim in victims:
+        then = functools.partial(await_commit, victim)
+        victim.database.trap(Trap(Side.CLIENT, b"set_back", then, is_passed=True, session=SETTLER))
+    async with stage.site.database.transaction():
+        await stage.site.insert("nowhere", "nope.x", key="k")
+        for number in range(5):
+            await stage.site.insert(f"behind{number}", key="k")
+    await eventually(lambda: any(victim.relay.process.poll() is not None for victim in victims), 30)
+    (dead,) = [victim for victim in victims if victim.relay.process.poll() is not None]
+    stage.start(dead)
+    await stage.works(dead, shards=64 // relays)
+    async with await aio_pika.connect(stage.site.amqp_url) as connection:
+        await (await (await connection.channel()).get_queue(QUEUE)).bind("events", "nope.#")
+    await stage.back(within_s=30)
+    await stage.verdict(f"relay killed: {step}", copies_max=IN_FLIGHT, within_s=30, attempts_max=10)
+
+
+@pytest.mark.long
+async def test_relay_killed_while_handing_over(stage: Stage) -> None:
+    """A second relay comes; the first dies when it gives shards away."""
+    (victim,) = await stage.up(1)
+    sprung = victim.database.trap(
+        Trap(Side.CLIENT, b"release", lambda: victim.relay.signal(signal.SIGKILL), session=KEEPER, is_passed=True)
+    )
+    other = await stage.post("other")
+    stage.start(other)
+    await asyncio.wait_for(sprung.wait(), 40)
+    await victim.relay.exit()
+    await stage.back()
+    stage.start(victim)
+    await stage.works(victim, shards=32)
+    await stage.verdict("relay killed: handing shards over", copies_max=IN_FLIGHT)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("relays", [1, 2])
+async def test_relay_killed_while_draining(stage: Stage, relays: int) -> None:
+    """SIGTERM under load, and the container runtime's patience ends during the last settlement."""
+    victim = (await stage.up(relays))[0]
+    sprung = victim.database.trap(
+        Trap(Side.CLIENT, COMMIT, lambda: victim.relay.signal(signal.SIGKILL), session=SETTLER)
+    )
+    victim.relay.signal(signal.SIGTERM)
+    await asyncio.wait_for(sprung.wait(), 20)
+    await victim.relay.exit()
+    stage.start(victim)
+    await stage.back()
+    await stage.works(victim, shards=64 // relays)
+    await stage.verdict("relay killed: draining after SIGTERM", copies_max=IN_FLIGHT)
+
+
+@pytest.mark.parametrize("relays", [pytest.param(1, marks=pytest.mark.long), 2])
+async def test_relay_frozen_past_its_fence(stage: Stage, relays: int) -> None:
+    """SIGSTOP with messages in flight, longer than a lease: the other takes over, and what the sleeper does when it
+    wakes is fenced off."""
+    victim = (await stage.up(relays))[0]
+    victim.relay.signal(signal.SIGSTOP)
+    await passed(2.5 * LEASE_S)
+    if relays == 2:
+        await stage.works(stage.posts[1], shards=64)
+    victim.relay.signal(signal.SIGCONT)
+    await stage.back()
+    await stage.works(victim, shards=64 // relays)
+    await stage.verdict("relay frozen (SIGSTOP) past its lease, and woken", copies_max=IN_FLIGHT)
+
+
+LINES: Final = {
+    "50 ms of delay each way": {"delay_s": 0.05},
+    "40 kB/s": {"bytes_s": 40_000.0},
+}
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("relays", [1, 2])
+@pytest.mark.parametrize("line", LINES)
+async def test_bad_lines(stage: Stage, line: str, relays: int) -> None:
+    """Slow, to both servers at once: nothing is repeated, the backlog drains when the line is well again."""
+    await stage.up(relays)
+    for post in stage.posts:
+        for proxy in (post.broker, post.database):
+            for name, value in LINES[line].items():
+                setattr(proxy, name, value)
+    for post in stage.posts:
+        await stage.sends(post)
+    await passed(4.0)
+    for post in stage.posts:
+        post.broker.heal()
+        post.database.heal()
+    await stage.back()
+    # A lease that is renewed too late may change hands.
+    await stage.verdict(f"lines to both servers: {line}", copies_max=relays * IN_FLIGHT, faults=2)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("relays", [1, 2])
+async def test_stalled_lines(stage: Stage, relays: int) -> None:
+    """Nothing is read for three seconds, longer than a lease, and nothing is lost of it."""
+    await stage.up(relays)
+    for post in stage.posts:
+        post.broker.freeze()
+        post.database.freeze()
+    await passed(1.5 * LEASE_S)
+    for post in stage.posts:
+        post.broker.thaw()
+        post.database.thaw()
+    await stage.back()
+    await stage.verdict("lines to both servers stalled, longer than the lease", copies_max=relays * IN_FLIGHT, faults=2)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("relays", [1, 2])
+@pytest.mark.parametrize("side", list(Side))
+async def test_one_direction_vanishes(stage: Stage, side: Side, relays: int) -> None:
+    """What the relay says, or what the servers say, is lost without a word, until both links are given up."""
+    stage.change_url = lambda url: f"{url}?heartbeat=2&timeout=2"
+    stage.change_database_url = lambda url: f"{url}?connect_timeout=2"
+    await stage.up(relays)
+    for post in stage.posts:
+        post.broker.deaf = post.database.deaf = {side}
+    for post in stage.posts:
+        await stage.logged(post, "broker_lost", 60)
+        await stage.logged(post, "database_unavailable", 60)
+    for post in stage.posts:
+        post.broker.heal()
+        post.database.heal()
+    await stage.back()
+    await stage.verdict(f"what the {side} says vanishes", copies_max=relays * IN_FLIGHT, faults=2, outage_s=30)
