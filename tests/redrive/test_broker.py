@@ -136,6 +136,20 @@ async def test_messages_with_one_id_or_none_are_kept_apart(broker: Vhost, channe
     assert await count(channel, PARKING) == 2
 
 
+async def test_bodies_of_any_size(broker: Vhost, channel: AbstractChannel) -> None:
+    """Above the negotiated frame size a body goes in several frames; an empty one in none."""
+    bodies = [b"", b"x" * 131_064, b"y" * 131_065, bytes(range(256)) * 4096]
+    for number, body in enumerate(bodies):
+        message = aio_pika.Message(body, message_id=f"m{number}", headers=diagnosis(), delivery_mode=2)
+        await channel.default_exchange.publish(message, PARKING)
+    done = await broker.relay("redrive", PARKING)
+    assert done.returncode == 0, done.stdout + done.stderr
+    for body in bodies:
+        arrived = await message_of(channel, "inv")
+        await arrived.ack()
+        assert arrived.body == body
+
+
 # ---------------------------------------------------------------- what stays
 
 

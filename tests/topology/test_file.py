@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import random
+
 import pytest
 
 from relay.errors import ConfigError
+from relay.topology.commands import all_of, commands
 from relay.topology.contradictions import retry_queues, work_queues
 from relay.topology.description import BrokerRetry, Hash, QueueType, Strategy
+from relay.topology.expand import expand
+from relay.topology.fields import BIND, EXCHANGE, PARKING, QUEUE, TOP
 from relay.topology.file import read
 
 HEAD = """\
@@ -184,3 +189,30 @@ def test_what_is_no_toml_names_its_line() -> None:
 def test_lines_are_right_behind_a_long_text() -> None:
     text = 'vhost = """\n[[queue]]\nname = 3\n"""\n[[queue]]\nname = 3\n'
     assert any(line.startswith("t.toml:6: name = 3: not a text") for line in problems(text))
+
+
+KEYS = sorted({field.key for fields in (TOP, EXCHANGE, QUEUE, BIND, PARKING) for field in fields} | {"nope"})
+TABLES = ("[[exchange]]", "[[queue]]", "[[queue]]", "[queue.parking]", "[[queue.bind]]", "[queue]", "[parking]")
+VALUES = (
+    '"orders"', '"orders.inventory"', '"5s"', '""', '"broker"', '"classic"', '"at-least-once"', '"modulus"', '"1MiB"',
+    '"amq.x"', '"""a\n[[queue]]\nb"""', "0", "3", "-1", "9223372036854775807", "true", "1.5", "nan", "2026-01-01", "[]", "{}",
+    '["5s", "1m"]', '[{ exchange = "orders", key = "a" }]', "[{ nope = 1 }, 3]", '{ name = "p", retention = 4 }',
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_no_file_is_more_than_wrong(seed: int) -> None:
+    """Whatever stands in it: a topology, or faults that each name a line and what is allowed."""
+    draw = random.Random(seed)
+    for _ in range(100):
+        lines = [f"{key} = {draw.choice(VALUES)}" for key in draw.sample(KEYS, draw.randrange(2))]
+        for _ in range(draw.randrange(4)):
+            lines += [draw.choice(TABLES), f'name = "{draw.choice(("orders", "q", "q.1"))}"']
+            lines += [f"{key} = {draw.choice(VALUES)}" for key in draw.sample(KEYS, draw.randrange(4)) if key != "name"]
+        try:
+            wanted = expand(read("\n".join(lines), "t.toml"))
+        except ConfigError as error:
+            for problem in error.problems:
+                assert problem.startswith("t.toml:") and problem.split(":")[1].isdigit() and "; allowed: " in problem
+        else:
+            commands(wanted, all_of(wanted))
