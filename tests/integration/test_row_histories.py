@@ -1,0 +1,238 @@
+"""Rows of a few keys through failures, parking, redrive, discard and lost answers, at random, on a real PostgreSQL.
+
+The engine's own parts over the real adapter, with a link that answers as the test says and a clock that moves as it
+says: what `tests/sim` does with a fake of these statements, here with the statements themselves.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine
+from itertools import count
+from typing import Any, ClassVar, TypeVar
+
+import asyncpg
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, rule, run_state_machine_as_test
+
+from relay import migrate
+from relay.config import load
+from relay.core.ports import OutboxInfo
+from relay.core.settings import EngineSettings
+from relay.keeper import Keeper
+from relay.message import PayloadType, Row
+from relay.parked_rows import Action, Filter
+from relay.parked_table import ParkedTable, open_parked
+from relay.reader import Reader
+from tests.core.test_engine_parts import Parts
+from tests.integration.test_outbox import Relay
+
+T = TypeVar("T")
+
+DICE = st.integers(0, 11)
+MOSTLY = st.sampled_from([True, True, True, False])
+_numbers = count(1)
+
+
+class Histories(RuleBasedStateMachine):
+    """Under `hold` the first copies of a key arrive in the order of `seq`, whatever happened to its rows; no key is ever
+    held by nothing; in the end every row is delivered, or was discarded."""
+
+    url: ClassVar[str]
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.loop = asyncio.new_event_loop()
+        self.rows: dict[str, tuple[int, str | None]] = {}
+        self.delivered: list[str] = []
+        self.discarded: set[str] = set()
+        self.do(self._begin())
+
+    def do(self, work: Coroutine[Any, Any, T]) -> T:
+        return self.loop.run_until_complete(asyncio.wait_for(work, 30.0))
+
+    async def _begin(self) -> None:
+        self.database = await asyncpg.connect(self.url)
+        await self.database.execute(
+            "DELETE FROM outbox; DELETE FROM outbox_relay;"
+            "UPDATE outbox_shard SET owner = NULL, owner_pid = NULL, leased_until = NULL, floor = 0"
+        )
+        # Two attempts, the second at once.
+        self.parts = Parts(EngineSettings(retry_delays_s=(0.0,), read_ahead_max=12, in_flight_max=4))
+        engine = self.parts.engine
+        engine.lose_shard(0)
+        self.relay = Relay(self.url, f"r{next(_numbers)}")
+        engine.outbox = self.relay
+        engine.info = OutboxInfo(PayloadType.JSON, is_direct=True, has_doorbell=False)
+        config, _ = load({"RELAY_DATABASE_URL": self.url}, needs=frozenset({"RELAY_DATABASE_URL"}))
+        self.operator = open_parked(config)
+        self.parked: ParkedTable = await self.operator.__aenter__()
+        await self._open()
+
+    async def _open(self) -> None:
+        """New sessions, and all that lives as long as they do."""
+        parts = self.parts
+        await self.relay.open(lambda: None, lambda why: None)
+        parts.keeper = Keeper(parts.engine)
+        parts.reader = Reader(parts.engine, parts.keeper)
+        await parts.keeper._renew()
+
+    # -------------------------------------------------------- the writers
+
+    @rule(key=st.sampled_from(["a", "a", "b", None]), rows=st.integers(1, 4))
+    def insert(self, key: str | None, rows: int) -> None:
+        found = self.do(
+            self.database.fetch(
+                "INSERT INTO outbox (aggregate_id, event_type) SELECT $1, 'e' FROM generate_series(1, $2::int)"
+                " RETURNING id, seq",
+                key,
+                rows,
+            )
+        )
+        self.rows.update({id_: (seq, key) for id_, seq in found})
+
+    @rule(dice=DICE)
+    def touch(self, dice: int) -> None:
+        """An application changes a row: whatever was decided about it by its address is void."""
+        self.do(
+            self.database.execute("UPDATE outbox SET tracestate = 'seen' WHERE sent_at IS NULL AND seq % 12 = $1", dice)
+        )
+
+    # -------------------------------------------------------- the relay
+
+    @rule(
+        reads=MOSTLY,
+        publishes=MOSTLY,
+        outcomes=st.lists(st.sampled_from(["ack", "return", "return", "nack", "later"]), max_size=4),
+        settles=st.sampled_from(["answered"] * 6 + ["unknown", "later"]),
+    )
+    def work(self, reads: bool, publishes: bool, outcomes: list[str], settles: str) -> None:
+        """A turn of each part, or of some; a COMMIT's answer may be lost with the sessions (S3)."""
+        if reads:
+            self.read()
+        if publishes:
+            self.parts.turn()
+        for row, outcome in zip(list(self.parts.link.open.values()), outcomes, strict=False):
+            match outcome:
+                case "ack":
+                    self.confirm(row)
+                case "return":
+                    self.parts.link.give_back(row)
+                case "nack":
+                    self.parts.link.nack(row)
+        if settles != "later":
+            self.do(self._settle(settles == "answered"))
+
+    def read(self) -> None:
+        self.parts.clock.time += 0.5
+        self.do(self.parts.keeper._renew())
+        self.do(self.parts.reader._turn())
+
+    def confirm(self, row: Row) -> None:
+        if row.id not in self.delivered:
+            seq, key = self.rows[row.id]
+            lower = [id_ for id_, (s, k) in self.rows.items() if s < seq and k == key and key is not None]
+            missing = [id_ for id_ in lower if id_ not in self.delivered and id_ not in self.discarded]
+            assert not missing, f"seq {seq} of {key} before {[self.rows[id_][0] for id_ in missing]}"
+            self.delivered.append(row.id)
+        self.parts.link.ack(row)
+
+    async def _settle(self, is_answered: bool) -> None:
+        engine, settler = self.parts.engine, self.parts.settler
+        settler._offer_locked()
+        settlement, serial, _ = settler._build()
+        if not len(settlement):
+            return
+        settled = await self.relay.settle(settlement)
+        if is_answered:
+            settler._apply(settlement, settled, serial)
+            return
+        settler._put_back(settlement)
+        await self.relay.close()
+        engine.lose_sessions()
+        await self._open()
+
+    @rule(dice=DICE)
+    def lose_shards(self, dice: int) -> None:
+        """Somebody unseats the owner, as the lowering of a floor does; it claims them again."""
+        self.do(
+            self.database.execute(
+                "UPDATE outbox_shard SET epoch = epoch + 1, owner = NULL, leased_until = NULL WHERE shard % 12 = $1",
+                dice,
+            )
+        )
+
+    # -------------------------------------------------------- the operator, and the retention
+
+    @rule(dice=DICE, is_redriven=MOSTLY)
+    def operate(self, dice: int, is_redriven: bool) -> None:
+        self.do(self._operate(dice, Action.REDRIVE if is_redriven else Action.DISCARD))
+
+    async def _operate(self, dice: int, action: Action) -> None:
+        self.parked.began = await self.database.fetchval("SELECT clock_timestamp()")
+        found = await self.parked.select(Filter(), -(2**63), 100)
+        if found:
+            chosen = found[dice % len(found)]
+            changed = await self.parked.change(action, [chosen])
+            assert changed == {chosen.seq}
+            if action is Action.DISCARD:
+                self.discarded.add(chosen.id)
+
+    @rule()
+    def end_retention(self) -> None:
+        """Of the row that was parked longest ago."""
+        before = self._ids()
+        discarded = self.do(self.relay.discard_parked(0.0, 1, []))
+        self.parts.engine.promote(discarded.unpromoted)
+        gone = before - self._ids()
+        assert len(gone) == discarded.rows
+        self.discarded |= gone
+
+    def _ids(self) -> set[str]:
+        return {record["id"] for record in self.do(self.database.fetch("SELECT id FROM outbox"))}
+
+    # -------------------------------------------------------- what always holds, and how it ends
+
+    @invariant()
+    def no_key_is_held_by_nothing(self) -> None:
+        assert self.do(self.relay.stuck()) == []
+
+    def teardown(self) -> None:
+        try:
+            self._drain()
+        finally:
+            self.do(self._close())
+            self.loop.close()
+
+    def _drain(self) -> None:
+        for _ in range(200):
+            if not self.do(self.database.fetchval("SELECT count(*) FROM outbox WHERE sent_at IS NULL")):
+                break
+            self.do(self._operate(0, Action.REDRIVE))
+            self.work(reads=True, publishes=True, outcomes=["ack"] * 4, settles="answered")
+        missing = self.rows.keys() - set(self.delivered) - self.discarded
+        assert not missing, f"lost or stuck: {sorted(self.rows[id_] for id_ in missing)}"
+
+    async def _close(self) -> None:
+        await self.relay.close()
+        await self.operator.__aexit__(None, None, None)
+        await self.database.close(timeout=5)
+
+
+def test_order_and_loss_whatever_happens_to_rows(database_url: str) -> None:
+    Histories.url = database_url
+    loop = asyncio.new_event_loop()
+    try:
+        loop.run_until_complete(migrate.run(database_url))
+    finally:
+        loop.close()
+    run_state_machine_as_test(
+        Histories,
+        settings=settings(
+            max_examples=15,
+            stateful_step_count=40,
+            deadline=None,
+            suppress_health_check=list(HealthCheck),
+        ),
+    )
