@@ -146,7 +146,10 @@ class Housekeeping:
             raise
         metrics.backlog_rows = backlog.backlog_rows
         metrics.backlog_estimated = backlog.is_estimated
-        metrics.oldest_pending_age_seconds = backlog.oldest_pending_age_s
+        age_s = backlog.oldest_pending_age_s
+        # Nothing waits: 0. Something waits whose time is no time (infinity): nobody knows. A time to come is no age.
+        no_age_s = None if backlog.backlog_rows else 0.0
+        metrics.oldest_pending_age_seconds = no_age_s if age_s is None else max(0.0, age_s)
         metrics.deferred_rows = backlog.deferred_rows
         metrics.parked_rows = backlog.parked_rows
         metrics.held_keys = backlog.held_keys

@@ -88,7 +88,9 @@ async def test_the_number_of_series_does_not_change_with_traffic(site: Site) -> 
     await site.insert("first")
     await site.all_sent()
     await eventually(lambda: relay.metric("relay_backlog_observed_timestamp_seconds") > 0, 15.0)
+    await eventually(lambda: relay.metric("relay_backlog_rows") == 0, 15.0)
     before = set(relay.metrics())
+    assert relay.metrics()["relay_oldest_pending_age_seconds"] == 0
     await site.database.execute(
         "INSERT INTO outbox (event_type, aggregate_type, aggregate_id) SELECT 'ok.' || n, 't' || n, 'k' || n"
         " FROM generate_series(1, 2000) n"
