@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 import random
 from abc import ABC, abstractmethod
+from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -35,6 +36,10 @@ from relay.topology import names
 COPY_BACKOFF_MIN_S: Final = 0.5
 COPY_BACKOFF_MAX_S: Final = 30.0
 BROKER_TIMEOUT_S: Final = 10.0
+
+ACKS_TOGETHER: Final = 10
+ACK_DELAY_S: Final = 0.02
+"""An acknowledgement may wait for its neighbours' so long: each costs the consumer as much as a statement."""
 
 
 class LifeOver(Exception):
@@ -106,6 +111,8 @@ class Hand(ABC):
         self._hand: asyncio.Queue[DeliveredMessage | None] = asyncio.Queue()
         self._in_hand = 0
         self._channel: AbstractChannel | None = None
+        self._owed: DeliveredMessage | None = None
+        self._owed_outcomes: list[Outcome] = []
 
     async def run(self, connection: AbstractConnection) -> None:
         """Consume until the life is over; ends with what is in work. Raises BrokerUnavailable, and what `_take` does."""
@@ -119,6 +126,7 @@ class Hand(ABC):
                     await self._take(delivery)
                 finally:
                     self._metrics.busy_workers -= 1
+            await self._ack_owed()
         except LifeOver:
             pass
         finally:
@@ -246,6 +254,27 @@ class Hand(ABC):
 
     async def _ack(self, delivery: DeliveredMessage, outcome: Outcome) -> None:
         await self._end(outcome, self._open_channel.basic_ack(tag_of(delivery), wait=False))
+
+    async def _ack_soon(self, delivery: DeliveredMessage, outcome: Outcome) -> None:
+        """With those that follow, in one frame: up to ACKS_TOGETHER of them, as long as there is more in hand."""
+        self._owed = delivery
+        self._owed_outcomes.append(outcome)
+        if len(self._owed_outcomes) >= ACKS_TOGETHER or self._hand.empty():
+            await self._ack_owed()
+        elif len(self._owed_outcomes) == 1:
+            asyncio.get_running_loop().call_later(ACK_DELAY_S, self._ack_late)
+
+    def _ack_late(self) -> None:
+        # The message in work takes longer than its neighbours should have to wait.
+        if self._owed is not None and self._channel is not None and not self._channel.is_closed:
+            self._late = asyncio.ensure_future(self._ack_owed())
+            self._late.add_done_callback(lambda task: task.cancelled() or task.exception())
+
+    async def _ack_owed(self) -> None:
+        owed, outcomes = self._owed, self._owed_outcomes
+        if owed is not None:
+            self._owed, self._owed_outcomes = None, []
+            await self._ack_batch(owed, Counter(outcomes))
 
     async def _ack_batch(self, last: DeliveredMessage, outcomes: Mapping[Outcome, int]) -> None:
         """One frame for `last` and everything older that this channel has in hand."""

@@ -13,7 +13,7 @@ from typing import Any, Final, Protocol
 import asyncpg
 from asyncpg.transaction import Transaction
 
-from relay.database import close, connect, mapped_errors, sql_file
+from relay.database import close, connect, literal, mapped_errors, sql_file
 from relay.errors import DatabaseError, DatabaseUnavailable, SchemaMissing
 from relay.inbox.message import Message
 from relay.inbox.order import Order, Place, place
@@ -51,12 +51,21 @@ class Ledger(Protocol):
 
 
 class WatchedConnection(asyncpg.Connection):  # type: ignore[misc]
-    """Remembers what the last statement said: a COMMIT of a failed transaction succeeds, and says ROLLBACK."""
+    """Remembers what the last statement said (a COMMIT of a failed transaction succeeds, and says ROLLBACK), and sends a
+    transaction's BEGIN together with its first statement: one round trip less for every message.
+    """
 
-    __slots__ = ("last_status",)
+    __slots__ = ("_first", "last_status")
+
+    def begin_with(self, statement: str) -> None:
+        """`statement`, without parameters, goes along with the next BEGIN; `last_status` is then what it said."""
+        self._first: str | None = statement
 
     async def execute(self, query: str, *args: Any, timeout: float | None = None) -> str:
-        """As the driver's."""
+        """As the driver's, which begins, commits and rolls back by it."""
+        if (first := getattr(self, "_first", None)) is not None:
+            assert query.startswith("BEGIN"), "something came between the transaction and its first statement"
+            query, self._first = f"{query} {first}", None
         self.last_status = status = str(await super().execute(query, *args, timeout=timeout))
         return status
 
@@ -89,6 +98,7 @@ class AsyncpgLedger:
         connection = self._idle.pop() if self._idle else await self._open()
         transaction = connection.transaction()
         try:
+            connection.begin_with(self._claim_of(message))
             await transaction.start()
             outcome = await self._work(connection, message, handler)
             await transaction.commit()
@@ -127,8 +137,7 @@ class AsyncpgLedger:
         await asyncio.gather(*(close(connection) for connection in idle))
 
     async def _work(self, connection: WatchedConnection, message: Message, handler: Handler) -> Outcome:
-        claimed = await connection.execute(self._claim, message.consumer, message.id)
-        if claimed == "INSERT 0 0":
+        if connection.last_status == "INSERT 0 0":
             return Outcome.DUPLICATE
         if not self._has_versions:
             await handler(message, connection)
@@ -150,6 +159,11 @@ class AsyncpgLedger:
                 await handler(message, connection)
                 await connection.execute(self._version_set, *key, version)
                 return Outcome.HANDLED
+
+    def _claim_of(self, message: Message) -> str:
+        """The claim with its values in it: what goes along with BEGIN has no parameters."""
+        before, _, after = self._claim.partition("$2")
+        return before.replace("$1", literal(message.consumer)) + literal(message.id) + after
 
     async def _open(self) -> WatchedConnection:
         try:

@@ -186,8 +186,13 @@ class Station:
         settings = self._settings
         delays = [names.retry_queue(self._queue, delay_s) for delay_s in settings.retry.delays_s]
         wanted = (self._queue, *delays, settings.parking_queue or names.parking_queue(self._queue))
+        found: dict[str, int | Unseen] = {}
+        patience = {queue: _Patience() for queue in wanted}
         while not life.is_over:
-            found = {queue: await _messages_ready(connection, queue) for queue in wanted}
+            for queue in wanted:
+                if patience[queue].is_over():
+                    found[queue] = await _messages_ready(connection, queue)
+                    patience[queue].note(is_missing=found[queue] is Unseen.MISSING)
             self.metrics.queue_messages = {queue: ready for queue, ready in found.items() if isinstance(ready, int)}
             if not life.is_over:
                 self._note_missing([queue for queue, ready in found.items() if ready is Unseen.MISSING])
@@ -208,6 +213,28 @@ class Unseen(StrEnum):
 
     MISSING = "missing"
     UNANSWERED = "unanswered"
+
+
+class _Patience:
+    """How many turns to leave out before a queue is asked for again: each question for a missing one is two lines in the
+    broker's log.
+    """
+
+    __slots__ = ("_missed", "_turns")
+
+    def __init__(self) -> None:
+        self._missed = 0
+        self._turns = 0
+
+    def is_over(self) -> bool:
+        """Whether to ask in this turn."""
+        self._turns -= 1
+        return self._turns < 0
+
+    def note(self, *, is_missing: bool) -> None:
+        """What the answer was."""
+        self._missed = min(self._missed + 1, 5) if is_missing else 0
+        self._turns = 2**self._missed - 1 if is_missing else 0
 
 
 async def _messages_ready(connection: AbstractConnection, queue: str) -> int | Unseen:

@@ -61,7 +61,7 @@ class Worker(Hand):
                 await self._park(delivery, origin, decision, result)
             return
         self._metrics.attempts.observe(message.attempt + 1)
-        await self._ack(delivery, result)
+        await self._ack_soon(delivery, result)
 
     async def _attempt(self, message: Message) -> Outcome | Failure:
         """One try, within the time limit. Raises LifeOver, CancelledError."""

@@ -1,6 +1,6 @@
 -- One message, recorded as processed before its effect, in the effect's own transaction.
 --
--- Values:  $1 consumer, $2 message id.
+-- Values:  $1 consumer, $2 message id; sent as literals, in one message with BEGIN.
 -- Says:    INSERT 0 1 where it is new, INSERT 0 0 where it was processed before.
 -- Locks:   its own row; a second copy at the same time waits here for the first one's end.
 -- Index:   the primary key.

@@ -33,7 +33,7 @@ async def handle(message, connection):
 async def die(self, delivery, outcome):
     os.kill(os.getpid(), signal.SIGKILL)
 
-Worker._ack = die
+Worker._ack_soon = die
 asyncio.run(Consumer(name="inventory", queue="inventory", handler=handle,
                      amqp_url=sys.argv[1], database_url=sys.argv[2]).run())
 """
@@ -220,7 +220,7 @@ async def test_parking_unavailable(inbox: Site) -> None:
     for number in range(5):
         await inbox.publish(f"m{number}")
     await eventually(lambda: consumer.metrics.waiting_copies == 2)
-    await eventually(lambda: consumer.metrics.queue_messages[QUEUE] == 3)
+    await eventually(lambda: consumer.metrics.queue_messages.get(QUEUE) == 3)
     assert consumer.metrics.unacked_messages == 2
     assert "refused the copy" in dict(consumer.readiness.reasons)["copies"]
     await inbox.stop(consumer)
