@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from bench.scenarios import (
+    consumer,
     drain,
     growth,
     inbox,
@@ -31,6 +32,7 @@ SCENARIOS: dict[str, Callable[[Form], Sequence[Step]]] = {
     "recovery": recovery.steps,
     "sink": sink.steps,
     "inbox": inbox.steps,
+    "consumer": consumer.steps,
     "micro": micro.steps,
     "sweep": sweep.steps,
 }

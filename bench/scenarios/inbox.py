@@ -24,7 +24,7 @@ LOOK_S: Final = 0.02
 
 
 def steps(form: Form) -> Sequence[Step]:
-    load = Load(form.rows(10_000, 100_000))
+    load = Load(form.rows(6_000, 100_000))
     return [Step("inbox", "sidecar", 4.0 + load.rows / 3_000, lambda rig: sidecar(rig, load), is_once=not form.is_long)]
 
 

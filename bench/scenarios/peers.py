@@ -19,7 +19,7 @@ TIMEOUT_S: Final = 600.0
 
 def steps(form: Form) -> Sequence[Step]:
     load = Load(form.rows(6_000, 60_000))
-    rows = {"one": form.rows(1_500, 6_000), "gathered": load.rows}
+    rows = {"one": form.rows(1_000, 6_000), "gathered": load.rows}
     return [
         Step("peers", variant, 3.0 + many / rate, lambda rig, v=variant, n=many: _measure(rig, load, v, n))  # type: ignore[misc]
         for (variant, many), rate in zip(rows.items(), (500, 3_000), strict=True)

@@ -13,7 +13,7 @@ from bench.load import Load
 from bench.proof import check_queue
 from bench.relay_run import Drain, run_relay
 from bench.rig import Rig
-from bench.scenarios import growth, inbox, isolation, sink
+from bench.scenarios import consumer, growth, inbox, isolation, sink
 from bench.scenarios.trickle import trickle
 from bench.step import Form
 from relay.servers import PostgresServer, RabbitServer
@@ -96,3 +96,9 @@ def test_the_consumers_sidecar_takes_every_message_once(rig: Rig) -> None:
     (run,) = inbox.sidecar(rig, LOAD)
     assert 0 < run["messages"] <= LOAD.rows
     assert run["msgs_per_s"] > 0
+
+
+def test_a_consumer_and_asyncpg_alone_do_the_same(rig: Rig) -> None:
+    alone, consumed = consumer.pair(rig, LOAD)
+    assert alone["messages"] == consumed["messages"] == LOAD.rows
+    assert alone["msgs_per_s"] > 0 and consumed["msgs_per_s"] > 0
