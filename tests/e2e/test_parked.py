@@ -195,6 +195,20 @@ async def test_case_43_old_parked_rows_are_counted_not_purged_and_delivered_once
     assert await arrivals(site, 2) == ["plain", "p2"]
 
 
+async def test_parked_rows_are_discarded_at_their_retention(site: Site) -> None:
+    """By the time since they were parked; what waits behind them goes; said and counted."""
+    (daemon,) = await start(site, 1, parked_retention="2s")
+    await site.insert("A", "nope.x", "K")
+    await site.insert("B", "ok.x", "K")
+    await until_state(site, "A", "parked")
+    await site.until("NOT EXISTS (SELECT FROM outbox WHERE id = 'A')", 40)
+    await until_state(site, "B", "sent")
+    assert await arrivals(site, 1) == ["B"]
+    await eventually(lambda: daemon.metric("relay_rows_discarded_total") == 1)
+    said = [event for event in daemon.events() if event["event"] == "parked_discarded"]
+    assert [(event["rows"], event["reason"]) for event in said] == [(1, "retention")]
+
+
 @pytest.mark.parametrize("relays", [1, 2])
 async def test_an_unmarkable_row_is_published_again(site: Site, relays: int) -> None:
     """H7: the floors have long passed it when its fault is deleted."""

@@ -1061,6 +1061,37 @@ async def test_a_page_of_the_walk_costs_the_same_whatever_there_is_aside(
     assert plan["Shared Hit Blocks"] + plan["Shared Read Blocks"] < 1500
 
 
+async def test_a_page_costs_the_same_whatever_there_is_aside(
+    database: asyncpg.Connection, started: Callable[..., Relay]
+) -> None:
+    """I6: parked and held rows are in no index that a page reads. By the blocks that it touches."""
+    relay = await started().start()
+    session = relay._sessions.connection(Group.READER)
+    statement = texts(await migrate.read_schema(database), "")["page"]
+    await database.execute(
+        "ALTER TABLE outbox SET (autovacuum_enabled = false);"
+        "INSERT INTO outbox (aggregate_id, event_type) SELECT 'p' || n, 'e' FROM generate_series(1, 300) n"
+    )
+    await session.execute(f"PREPARE explained AS {statement}")
+    shards = f"'{{{','.join(map(str, range(ALL)))}}}', '{{{','.join(['0'] * ALL)}}}'"
+    arguments = f"'{{}}', '{{}}', '{{}}', '{{}}', '{{}}', {shards}, {2**40}, 4, false, 16384"
+
+    async def blocks() -> int:
+        (record,) = await session.fetch(f"EXPLAIN (ANALYZE, BUFFERS, FORMAT JSON) EXECUTE explained({arguments})")
+        plan = json.loads(record[0])[0]["Plan"]
+        assert any(node.get("Index Name") == "outbox_read" for node in _nodes(plan))
+        return int(plan["Shared Hit Blocks"] + plan["Shared Read Blocks"])
+
+    await blocks()  # the first one also reads the catalogs
+    empty = await blocks()
+    await database.execute(
+        "INSERT INTO outbox (aggregate_id, event_type, aside, holds, parked_at)"
+        " SELECT 'k' || n % 500, 'e', CASE WHEN n <= 500 THEN 'parked' ELSE 'held' END, true, now()"
+        " FROM generate_series(1, 10000) n"
+    )
+    assert await blocks() <= empty * 1.1
+
+
 def _nodes(plan: dict[str, Any]) -> Iterable[dict[str, Any]]:
     yield plan
     for child in plan.get("Plans", ()):
