@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import signal
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -111,4 +112,6 @@ def _share(text: str) -> float:
 
 
 if __name__ == "__main__":
+    # As Ctrl-C: the servers and the relay are ended, nothing is reported.
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     raise SystemExit(main())
