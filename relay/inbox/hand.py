@@ -113,6 +113,7 @@ class Hand(ABC):
         self._channel: AbstractChannel | None = None
         self._owed: DeliveredMessage | None = None
         self._owed_outcomes: list[Outcome] = []
+        self._late: asyncio.Task[None] | None = None
 
     async def run(self, connection: AbstractConnection) -> None:
         """Consume until the life is over; ends with what is in work. Raises BrokerUnavailable, and what `_take` does."""
@@ -131,6 +132,9 @@ class Hand(ABC):
             pass
         finally:
             waking.cancel()
+            self._owed = None
+            if self._late is not None:
+                self._late.cancel()
             self._metrics.unacked_messages -= self._in_hand
             self._in_hand = 0
 
@@ -267,7 +271,8 @@ class Hand(ABC):
     def _ack_late(self) -> None:
         # The message in work takes longer than its neighbours should have to wait.
         if self._owed is not None and self._channel is not None and not self._channel.is_closed:
-            self._late = asyncio.ensure_future(self._ack_owed())
+            self._late = asyncio.create_task(self._ack_owed())
+            # A failure has ended the life already; it is nobody's to raise.
             self._late.add_done_callback(lambda task: task.cancelled() or task.exception())
 
     async def _ack_owed(self) -> None:

@@ -66,12 +66,15 @@ class Worker(Hand):
     async def _attempt(self, message: Message) -> Outcome | Failure:
         """One try, within the time limit. Raises LifeOver, CancelledError."""
         breaker = self._shared.breaker
+        try:
+            self._check_schema_version(message)
+        except Permanent as error:
+            return self._failed(classify(error))
         while (wait_s := breaker.wait_s(time.monotonic())) > 0:
             await self._life.rest(wait_s)
         began = time.monotonic()
         deadline = asyncio.timeout(self._settings.time_limit_s)
         try:
-            self._check_schema_version(message)
             async with deadline:
                 outcome = await self._ledger.apply(message, self._handler)
         except asyncio.CancelledError as error:
@@ -91,6 +94,9 @@ class Worker(Hand):
             self._metrics.processing_seconds.observe(time.monotonic() - began)
             return outcome
         self._metrics.processing_seconds.observe(time.monotonic() - began)
+        return self._failed(failure)
+
+    def _failed(self, failure: Failure) -> Failure:
         self._metrics.failures[failure.error_class] += 1
         return failure
 
