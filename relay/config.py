@@ -149,6 +149,9 @@ def _reread(variable: str, secret: Secret | None, unavailable: type[RelayError])
 _KUBERNETES = re.compile(r"RELAY_(.+_)?(SERVICE_HOST|SERVICE_PORT(_.+)?|PORT(_\d+_(TCP|UDP)(_.+)?)?)", re.DOTALL)
 """What Kubernetes puts into the environment of every pod beside a service whose name begins with `relay`."""
 
+_UNDECODED = re.compile("[\ud800-\udfff]")
+"""What Python makes of bytes in the environment that are no UTF-8."""
+
 _SHOWN_CHARACTERS_MAX = 80
 
 
@@ -193,6 +196,10 @@ def _is_spared(setting: Setting, environ: Mapping[str, str]) -> bool:
 
 def _value(setting: Setting, environ: Mapping[str, str], redactor: Redactor) -> Any:
     """One setting's value; None where it is unset and has no default. Raises ConfigError."""
+    for name in (setting.variable, f"{setting.variable}_FILE"):
+        if _UNDECODED.search(environ.get(name, "")):
+            # No server takes such bytes for a name or a password, and no log takes them at all.
+            raise ConfigError([f"{name}: is not UTF-8; allowed: {setting.allowed}"])
     text = environ.get(setting.variable)
     if text is not None:
         text = text.strip()
@@ -229,7 +236,8 @@ def _secret(setting: Setting, text: str | None, path: str | None, redactor: Reda
         if text is not None:
             # Where its password stands is anybody's guess: none of it may show in another variable's problem.
             redactor.learn(text)
-        value = shown_url(text) if text is not None else path
+        # A URL that was given for the file's name is as secret as in its own place.
+        value = path if path is not None and "://" not in path else shown_url(text or path or "")
         shown = secret.source if value is None else f"{secret.source}={value!r}"
         raise ConfigError([_wrong(setting, shown, problem)]) from None
     return secret
@@ -279,7 +287,8 @@ def _unknown(environ: Mapping[str, str]) -> Iterable[str]:
         if _KUBERNETES.fullmatch(variable):
             continue
         near = difflib.get_close_matches(variable, known, n=1, cutoff=0.0)
-        yield f"{variable} is unknown and ignored; nearest: {near[0]}"
+        shown = variable.encode(errors="backslashreplace").decode()
+        yield f"{shown} is unknown and ignored; nearest: {near[0]}"
 
 
 # ---------------------------------------------------------------- the page

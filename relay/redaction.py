@@ -57,6 +57,10 @@ class Redactor:
         return mask_urls(text)
 
 
+_UNDECODED = "surrogateescape"
+"""PGPASSWORD may hold bytes that are no UTF-8: Python keeps them so, and they are redacted all the same."""
+
+
 def mask_urls(text: str) -> str:
     """The text with what can only be a password in a URL replaced by `***`."""
     return _SECRET_PARAMETER.sub(rf"\1{MASK}", _URL_PASSWORD.sub(rf"\1{MASK}@", text))
@@ -104,12 +108,16 @@ def passwords_of(text: str) -> Iterable[str]:
                 yield value
 
 
+def _quoted(text: str, safe: str = "/") -> str:
+    return quote(text, safe=safe, errors=_UNDECODED)
+
+
 def _forms(written: str) -> set[str]:
     """The shapes in which a password can turn up in somebody's error text."""
     decoded = unquote(written)
-    shapes = {written, decoded, quote(decoded, safe=""), quote(decoded), quote_plus(decoded)}
+    shapes = {written, decoded, _quoted(decoded, safe=""), _quoted(decoded), quote_plus(decoded, errors=_UNDECODED)}
     # yarl and urllib leave different characters as they are; lower-case hex is as valid as upper-case.
-    shapes |= {quote(decoded, safe="!$&'()*+,;=-._~"), quote(decoded, safe="!$&'()*+,;=:-._~")}
+    shapes |= {_quoted(decoded, safe="!$&'()*+,;=-._~"), _quoted(decoded, safe="!$&'()*+,;=:-._~")}
     shapes |= {re.sub("%[0-9A-F]{2}", lambda hexes: hexes[0].lower(), shape) for shape in shapes}
     shapes |= {repr(shape)[1:-1] for shape in (written, decoded)}
     shapes |= {

@@ -81,7 +81,7 @@ class AmqpBroker:
         if refused is not None:
             raise ExchangeMissing(
                 f"the exchange {name!r} cannot be used: {refused}",
-                reply_code=int(refused.split()[0]),
+                reply_code=int(code) if (code := refused.split()[0]).isdecimal() else None,
                 hint="declare it at the broker, or name another one in RELAY_EXCHANGE",
             )
 

@@ -85,7 +85,10 @@ class Exchanges:
         except ChannelInvalidStateError:
             raise
         except ChannelClosed as error:
-            return refusal(error)
+            # Closed without a word: that says nothing about the exchange.
+            if not (text := refusal(error)):
+                raise
+            return text
         await channel.close()
         self._remember(name)
         return None

@@ -81,7 +81,7 @@ async def opened(address_url: str, name: str, finish: Callable[[Connection, Wire
         async with asyncio.timeout(timeout_s):
             await shake_hands(connection, properties)
             assert factory.wire is not None, "connected"
-            found = await finish(connection, factory.wire)
+            found = await _named(finish(connection, factory.wire))
             is_open = True
             return found
     except TimeoutError as error:
@@ -99,14 +99,19 @@ async def opened(address_url: str, name: str, finish: Callable[[Connection, Wire
 
 
 async def shake_hands(connection: Connection, properties: dict[str, Any] | None = None) -> None:
-    """aiormq's connect. What a server that hangs up between two frames, or says garbage, makes it raise is written
-    down nowhere (StopAsyncIteration, struct.error, AttributeError ...): each is a connection that came to nothing.
+    """aiormq's connect. Raises AMQPError, OSError, ValueError, RuntimeError."""
+    await _named(connection.connect(properties))
 
-    Raises AMQPError, OSError, ValueError, RuntimeError.
+
+async def _named(work: Awaitable[T]) -> T:
+    """What a server that hangs up between two frames, or says garbage, makes aiormq raise is written down nowhere
+    (StopAsyncIteration, struct.error, AttributeError ...): each is a connection that came to nothing.
+
+    Raises AMQPError, BrokerError, OSError, ValueError, RuntimeError.
     """
     try:
-        await connection.connect(properties)
-    except (AMQPError, OSError, ValueError, RuntimeError):
+        return await work
+    except (AMQPError, BrokerError, OSError, ValueError, RuntimeError):
         raise
     except Exception as error:
         raise AMQPConnectionError(

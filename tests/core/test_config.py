@@ -588,3 +588,24 @@ def test_no_listen_addresses(text: str) -> None:
 def test_the_process_environment_is_not_read(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(os.environ, "RELAY_TABLE", "elsewhere")
     assert loaded().table.name == "outbox"
+
+
+@pytest.mark.parametrize("variable", ["RELAY_DATABASE_URL", "RELAY_AMQP_URL", "RELAY_NAME", "RELAY_TABLE"])
+def test_bytes_that_are_no_utf8_are_one_clear_error(variable: str) -> None:
+    """Python hands them on as lone surrogates, on which the redaction, and later a driver, broke."""
+    text = "postgresql://relay:ses\udc80ame@db/shop"
+    (problem,) = problems({**ENVIRON, variable: text})
+    assert problem.startswith(f"{variable}: is not UTF-8; allowed: ")
+    assert loaded(**{"RELAY_\udc80": "x"})
+
+
+def test_an_undecodable_pgpassword_is_redacted() -> None:
+    redactor = Redactor()
+    redactor.learn("ses\udc80ame")
+    assert redactor.redact("password ses\udc80ame, ses%80ame") == "password ***, ***"
+
+
+def test_a_url_given_for_its_files_name_stays_secret() -> None:
+    (problem,) = problems({"RELAY_AMQP_URL": AMQP, "RELAY_DATABASE_URL_FILE": DATABASE})
+    assert "sesame" not in problem
+    assert problem.startswith("RELAY_DATABASE_URL_FILE=")
