@@ -97,6 +97,11 @@ MUTANTS = (
         (edit("relay.reader:Reader._reread", ("engine.chains.drop_followers(row)", "pass")),),
     ),
     Mutant(
+        "h4_followers_cursor",
+        "H4 followers, cursor: followers above the cursor are loaded",
+        (edit("tests.sim.outbox:FakeOutbox._followers", (" or row.seq > cursors[row.shard]", "")),),
+    ),
+    Mutant(
         "h5_in_memory",
         "H5: a released row is set back to pending",
         (

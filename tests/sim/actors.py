@@ -70,13 +70,13 @@ class Actors:
         world, database = self._world, self._world.database
         columns = self._columns(rng)
         kind = rng.random()
-        if kind < 0.15:
+        if kind < self._climate.trigger_share:
             # A slow trigger: a seq and no xid yet.
             database.lock_table(transaction)
             seq = database.next_seq(transaction)
             await asyncio.sleep(rng.choice([0.001, 0.03, 0.3]))
             database.write(transaction, seq, key=key, **columns)  # type: ignore[arg-type]
-        elif kind < 0.25:
+        elif kind > 0.9:
             # A savepoint that is rolled back, after a row of its own.
             kept = len(transaction.rows)
             world.insert(transaction, key, **columns)

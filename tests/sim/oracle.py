@@ -327,8 +327,11 @@ class Oracle:
             self.blame(f"R5: {relay} publishes {row.id} (seq {row.seq}), which the database has lost since")
 
     def _is_held_by(self, row: Row, lower: str) -> bool:
-        """Not by one that an operator brought back beneath it, nor after the sequence was set back."""
-        return self.rules.is_ordered and row.id in self.entries and not self.entries[lower].is_back_beneath
+        """Not by one that an operator brought back beneath it, nor by a scheduled one, whose place is where it falls due;
+        nor after the sequence was set back."""
+        below = self.entries[lower]
+        is_dated = below.is_scheduled or (below.has_date and self.has_clock_jumped)
+        return self.rules.is_ordered and row.id in self.entries and not below.is_back_beneath and not is_dated
 
     def _has_confirmed(self, relay: str, id_: str) -> bool:
         """Its mark is under way: a follower that was loaded behind it goes on the confirm, as in any chain (H4)."""

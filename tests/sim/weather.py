@@ -38,6 +38,8 @@ class Climate:
     """Most rows are of one key."""
     is_set_back: bool
     """A restore, or an operator, sets the sequence back now and then (R5)."""
+    trigger_share: float = 0.15
+    """Of the inserts: those with a slow trigger, a seq and no xid yet."""
     flaky_share: float = 0.1
     """Of the rows: those whose route comes and goes."""
     application_rate: float = 2.0
@@ -74,6 +76,8 @@ def climate(seed: object) -> Climate:
         is_hot=rng.random() < (0.5 if seconds == BRIEF_S else 0.2),
         is_set_back=rng.random() < 0.05,
     )
+    if seconds == BRIEF_S and rng.random() < 0.4:
+        drawn.trigger_share = 0.6
     if drawn.is_set_back:
         drawn.sure_faults.append("set_back")
     if has_faults:
@@ -90,8 +94,11 @@ def _fray(drawn: Climate, rng: random.Random) -> None:
     database = drawn.options.database
     database.settle_synchronous = rng.random() < 0.3
     database.others_synchronous = False
+    database.sequence_ahead_max = rng.choice([0, 0, 32])
+    database.settle_refusals = rng.choice([0.0, 0.4])
     drawn.relays = rng.choice([1, 2, 3])
-    drawn.sure_faults.append("crash")
+    # Rows are read and wait in memory, or are in flight, while the database forgets them.
+    drawn.sure_faults += ["crash", rng.choice(["block", "mute", "hush", "broker_down"])]
 
 
 def _contend(drawn: Climate, rng: random.Random) -> None:

@@ -135,6 +135,7 @@ class World:
         self.rabbit = Rabbit(loop, self.rng("broker"), self.oracle, self.history, self.options.broker)
         self.relays: list[Relay] = []
         self.kill_noticed = (0.0, 0.0)
+        self._operator = self.rng("operator")
 
     def rng(self, name: str) -> random.Random:
         return random.Random(f"{self.seed}/{name}")
@@ -370,9 +371,9 @@ class World:
             hopeless = [row.id for row in parked if row.event_type in HOPELESS]
             others = [row.id for row in parked if row.event_type not in HOPELESS]
             if hopeless:
-                await self.operate("discard", hopeless)
+                await self.operate("discard", hopeless, hold_lock_s=self._operator.choice([0.0, 0.02]))
             if others:
-                await self.operate("redrive", others)
+                await self.operate("redrive", others, hold_lock_s=self._operator.choice([0.0, 0.02]))
             await asyncio.sleep(0.05)
 
     async def finish(self) -> None:
