@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import json
+import secrets
 import signal
 from collections.abc import Mapping
 
+import aio_pika
 import asyncpg
 import pytest
 
+from relay.benchmark import ground
+from relay.config import load, needed_by, used_by
+from relay.errors import CheckFailed
 from relay.servers import RabbitServer
 from tests.conftest import eventually
 from tests.e2e.conftest import COMMAND, command, environment
@@ -89,3 +94,41 @@ async def test_a_wrong_flag_and_a_missing_setting_are_usage(settings: Mapping[st
     missing = command("bench", settings={"RELAY_DATABASE_URL": settings["RELAY_DATABASE_URL"]})
     assert missing.returncode == 2
     assert "RELAY_AMQP_URL: not set" in missing.stderr
+
+
+@pytest.mark.parametrize("taken", ["table", "exchange", "queue"])
+async def test_what_it_did_not_make_it_does_not_touch(
+    taken: str, settings: Mapping[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its names are drawn at random; were one taken nevertheless, that thing stays as it is, and nothing else stays."""
+    monkeypatch.setattr(secrets, "token_hex", lambda _=None: "taken")
+    name = "relay_bench_taken"
+    database = await asyncpg.connect(settings["RELAY_DATABASE_URL"])
+    async with await aio_pika.connect(settings["RELAY_AMQP_URL"]) as broker:
+        channel = await broker.channel()
+        match taken:
+            case "table":
+                await database.execute(f"CREATE TABLE {name} AS SELECT 1 AS mine")
+            case "exchange":
+                await channel.declare_exchange(name)
+            case _:
+                await channel.default_exchange.publish(
+                    aio_pika.Message(b"mine"), (await channel.declare_queue(name)).name
+                )
+        config, _ = load(settings, needs=needed_by("bench"), uses=used_by("bench"))
+        with pytest.raises(CheckFailed, match="exists already: nothing is touched"):
+            async with ground.prepared(config, "classic"):
+                pytest.fail("it went on")
+        found = await tables(settings["RELAY_DATABASE_URL"])
+        if taken == "table":
+            assert found == {name}
+            assert await database.fetchval(f"SELECT mine FROM {name}") == 1
+        else:
+            assert found == set()
+        if taken == "exchange":
+            await channel.get_exchange(name, ensure=True)
+        if taken == "queue":
+            message = await (await channel.get_queue(name)).get(no_ack=True)
+            assert message is not None
+            assert message.body == b"mine"
+    await database.close(timeout=5)
