@@ -45,6 +45,7 @@ STEP_TIMEOUT_S = 900.0
 """For one step: far above any honest one; only a server that no longer answers takes this long."""
 
 _CERTIFICATE_HINT = "check the server's certificate, and host and sslrootcert in its URL"
+_HANG_UP_HINT = "the server's log says why; one that refuses a client's certificate may hang up like this"
 _TLS_HINT = "check sslcert and sslkey in its URL: the server must know their authority"
 
 _SQL = Path(__file__).parent / "_sql"
@@ -132,7 +133,7 @@ def mapped_errors(*, connecting: bool = False) -> Iterator[None]:
         if (failure := tls.cause(error)) is not None:
             # A certificate that the server refuses is refused after the handshake (TLS 1.3).
             raise gone(f"no TLS with PostgreSQL: {tls.said(failure)}", hint=_TLS_HINT) from error
-        raise gone(_said(error)) from error
+        raise gone(_said(error), hint=_HANG_UP_HINT if connecting else None) from error
     except asyncpg.InvalidAuthorizationSpecificationError as error:
         hint = "check user, password and certificate in its URL, and the server's pg_hba.conf"
         raise DatabaseRefused(_said(error), hint=hint) from error

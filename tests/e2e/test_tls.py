@@ -98,8 +98,9 @@ async def test_what_is_wrong_with_a_certificate_is_one_clear_line(secured: Secur
     said = await status(secured.url("localhost", identity=identity))
     assert "Hostname mismatch, certificate is not valid for 'localhost'" in said
     said = await status(secured.url(identity=stranger.sign(name="shop relay")))
-    assert "no TLS with PostgreSQL: tlsv1 alert unknown ca" in said
-    assert "sslcert" in said
+    # The server says why and hangs up: whether that is read in time is chance.
+    assert "no TLS with PostgreSQL: tlsv1 alert unknown ca" in said or "closed in the middle" in said
+    assert "certificate" in said or "sslcert" in said
     said = await status(secured.url(identity=secured.authority.sign(name="somebody")))
     assert "certificate authentication failed" in said
     await secured.show("127.0.0.1", has_expired=True)

@@ -37,17 +37,17 @@ async def test_passwords_change_while_it_runs(
                 {**named, "RELAY_INBOX_QUEUE": QUEUE, "RELAY_LOG_LEVEL": "debug"}, tmp_path / "sidecar.log"
             )
             try:
-                await sidecar.ready()
+                await sidecar.ready(30)
                 await asyncio.to_thread(at_broker.change_password, "second at the broker")
-                await eventually(lambda: "Login was refused" in sidecar.get("/readyz")[1])
+                await eventually(lambda: "Login was refused" in sidecar.get("/readyz")[1], 30)
                 await inbox.publish("m1")
                 amqp_file.write_text(at_broker.url)
-                await sidecar.ready()
+                await sidecar.ready(30)
                 await at_database.change_password("second at the database")
                 await inbox.publish("m2")
-                await eventually(lambda: "password authentication failed" in sidecar.get("/readyz")[1])
+                await eventually(lambda: "password authentication failed" in sidecar.get("/readyz")[1], 30)
                 database_file.write_text(at_database.url)
-                await sidecar.ready()
+                await sidecar.ready(30)
 
                 async def are_there() -> bool:
                     return bool(await inbox.database.fetchval("SELECT count(*) = 2 FROM inbox"))
