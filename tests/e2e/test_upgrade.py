@@ -24,17 +24,17 @@ COMMIT;
 
 
 async def test_the_schema_is_upgraded_under_running_relays(site: Site) -> None:
-    ids = await site.insert_many(3000, 40)
-    old = await site.start(max_rate="1500").ready()
+    ids = await site.insert_many(1200, 40)
+    old = await site.start(max_rate="1000").ready()
     await eventually(lambda: old.metric("relay_published_total") > 300)
     await site.database.execute(STEP)
-    later = await site.insert_many(1000, 40, prefix="n")
+    later = await site.insert_many(400, 40, prefix="n")
     beside = await site.start().ready()
     assert await old.stop() == 0
     await site.all_sent()
     assert await beside.stop() == 0
     first: dict[str, list[str]] = {}
-    delivered = [message.message_id or "" for message in await drain(site.amqp_url, 4000)]
+    delivered = [message.message_id or "" for message in await drain(site.amqp_url, 1600)]
     for id_ in dict.fromkeys(delivered):
         first.setdefault(id_[0], []).append(id_)
     assert sorted(delivered) == sorted([*ids, *later]), "lost, or copied though nothing was killed"

@@ -305,7 +305,7 @@ async def test_what_comes_back_at_once_is_not_sent_again(broker: Vhost, channel:
 
 
 async def test_killed_midway_nothing_is_lost(broker: Vhost, channel: AbstractChannel) -> None:
-    """Taken messages go back, confirmed ones are there: at most those in flight are there twice."""
+    """Taken messages go back, confirmed ones are there: at most two windows are there twice."""
     every = [f"m{n}" for n in range(300)]
     await park(channel, *every)
     process = start(broker, PARKING, "--rate", "400/s")
@@ -321,7 +321,7 @@ async def test_killed_midway_nothing_is_lost(broker: Vhost, channel: AbstractCha
     await eventually(is_back)
     left, arrived = await ids(channel, PARKING), await ids(channel, "inv")
     assert set(left) | set(arrived) == set(every)
-    assert len(set(left) & set(arrived)) <= 100
+    assert len(set(left) & set(arrived)) <= 200
     assert left == sorted(left, key=every.index)
 
 
