@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 import aio_pika
 import asyncpg
@@ -13,9 +15,12 @@ import pytest
 from relay.errors import ConfigError, DrainIncomplete
 from relay.inbox import ConsumerSettings, ErrorClass, Message, Order, Permanent, RetryPolicy, Transient
 from relay.inbox.outcome import Outcome
+from relay.servers import RabbitServer
 from relay.topology import names
+from tests.authority import Authority
 from tests.conftest import eventually
 from tests.inbox.site import LADDER, QUEUE, Site, apply
+from tests.tls_proxy import TlsProxy
 
 
 async def test_a_message_takes_effect_once_and_its_copy_never_reaches_the_handler(inbox: Site) -> None:
@@ -323,6 +328,37 @@ async def test_a_grace_that_runs_out_rolls_back_and_says_so(inbox: Site) -> None
     assert await inbox.effects() == {}
     await inbox.start(inbox.consumer())
     await inbox.effects_are({"m1": 1})
+
+
+async def test_over_tls_with_an_authority_of_ones_own(inbox: Site, rabbit_server: RabbitServer, tmp_path: Path) -> None:
+    authority = Authority(tmp_path)
+    await inbox.declare()
+    async with TlsProxy.start(rabbit_server.port, authority.server_context("127.0.0.1")) as proxy:
+        path = inbox.amqp_url.rpartition("/")[2]
+        url = f"amqps://guest:guest@127.0.0.1:{proxy.port}/{path}"
+        distrusting = await inbox.start(inbox.consumer(amqp_url=url), is_ready=False)
+        await eventually(lambda: "local issuer certificate" in dict(distrusting.readiness.reasons).get("broker", ""))
+        await inbox.stop(distrusting)
+        consumer = await inbox.start(inbox.consumer(amqp_url=f"{url}?cafile={quote(str(authority.file))}"))
+        await inbox.publish("m1")
+        await inbox.effects_are({"m1": 1})
+        await inbox.stop(consumer)
+
+
+async def test_the_second_url_is_tried_and_a_password_shows_nowhere(
+    inbox: Site, caplog: pytest.LogCaptureFixture
+) -> None:
+    await inbox.declare()
+    nowhere = "amqp://guest:s3cret%2Fword@127.0.0.1:1/"
+    refused = inbox.amqp_url.replace("guest:guest", "guest:s3cret%2Fword")
+    waiting = await inbox.start(inbox.consumer(amqp_url=f"{nowhere},{refused}"), is_ready=False)
+    await eventually(lambda: "cannot be reached" in dict(waiting.readiness.reasons).get("broker", ""))
+    await inbox.stop(waiting)
+    consumer = await inbox.start(inbox.consumer(amqp_url=f"{nowhere},{inbox.amqp_url}"))
+    await inbox.publish("m1")
+    await inbox.effects_are({"m1": 1})
+    told = caplog.text + str(waiting.readiness.reasons) + str(consumer.readiness.reasons)
+    assert "s3cret" not in told
 
 
 async def test_a_deleted_queue_is_waited_for(inbox: Site) -> None:
