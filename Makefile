@@ -51,7 +51,7 @@ sim: setup
 	$(PYTHON) -m tests.sim --seeds $(SEEDS) --from $(FROM)
 
 faults: setup
-	$(PYTHON) -m tests.faults --table
+	$(PYTHON) -m tests.faults --table --jobs 2
 
 mutants: setup
 	$(PYTHON) -m tests.mutants

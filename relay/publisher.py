@@ -31,6 +31,12 @@ RATE_WAIT_S_MIN = 0.002
 """Tokens are waited for by the handful: a turn for each would cost more than its message."""
 
 STALL_REBUILD_FACTOR = 10
+NACKED_REBUILD_S = 10.0
+"""Nothing but nacks for so long, and the link is built anew. RabbitMQ 3.10: a channel that first came to a quorum queue
+while that had no leader is nacked as long as the dead node is away, though a new leader takes what other channels send."""
+
+NACKED_REBUILD_S_MAX = 300.0
+"""The wait doubles up to this: a queue that is full for hours costs a connect each five minutes."""
 
 
 class Publisher:
@@ -45,6 +51,9 @@ class Publisher:
         """The last link was closed over the configured exchange, and no confirm came since."""
         self._closed = Signal()
         self._last_progress_at = 0.0
+        self._nacked_since: float | None = None
+        """Since when this link has had nothing but nacks."""
+        self._nacked_rebuild_s = NACKED_REBUILD_S
         self._rebuild_after_s = STALL_REBUILD_FACTOR * engine.settings.confirm_timeout_s
         self._is_stalled = False
         rate = engine.settings.rate_max
@@ -72,6 +81,7 @@ class Publisher:
             self._note_up()
             self._last_progress_at = engine.clock.now()
             engine.link = link
+            self._nacked_since = None
             engine.chains.offer_again()
             engine.to_publish.set()
             engine.to_renew.set()
@@ -349,6 +359,10 @@ class Publisher:
         engine = self._engine
         engine.metrics.published[outcome] += len(rows)
         now = self._last_progress_at = engine.clock.now()
+        if outcome == "acked":
+            self._nacked_since, self._nacked_rebuild_s = None, NACKED_REBUILD_S
+        elif outcome == "nacked" and self._nacked_since is None:
+            self._nacked_since = now
         if engine.spans is not None:
             engine.spans.end(outcome, rows, now, error)
         if outcome != "lost":
@@ -390,10 +404,16 @@ class Publisher:
     # ------------------------------------------------------------ a mute broker
 
     def watch(self) -> None:
-        """Once a second: a broker that owes confirms for too long is stalled; much later its link is rebuilt."""
+        """Once a second: a broker that owes confirms for too long is stalled; much later its link is rebuilt. So is one
+        on which everything is nacked, at a moment when nothing is in flight: no copies (I4)."""
         engine = self._engine
         link = engine.link
         now = engine.clock.now()
+        nacked_s = 0.0 if self._nacked_since is None else now - self._nacked_since
+        if link is not None and link.in_flight == 0 and nacked_s >= self._nacked_rebuild_s:
+            self._rebuild(link, nacked_s, "nacked")
+            self._nacked_since, self._nacked_rebuild_s = None, min(2 * self._nacked_rebuild_s, NACKED_REBUILD_S_MAX)
+            return
         if link is None or link.in_flight == 0 or engine.is_blocked:
             self._last_progress_at = now
             if self._is_stalled:
@@ -409,10 +429,13 @@ class Publisher:
             engine.log.error("confirms_stalled", in_flight=link.in_flight, seconds=round(silent_s))
         if silent_s >= self._rebuild_after_s:
             doubled = self._rebuild_after_s * 2
-            engine.log.error("link_rebuilt", seconds=round(silent_s))
+            self._rebuild(link, silent_s, "silent")
             self._last_progress_at = now
-            engine.start(link.close())
             self._rebuild_after_s = doubled
+
+    def _rebuild(self, link: Link, seconds: float, because: str) -> None:
+        self._engine.log.error("link_rebuilt", seconds=round(seconds), because=because)
+        self._engine.start(link.close())
 
 
 def _since(row: Row) -> float:

@@ -874,6 +874,42 @@ async def test_a_mute_broker_is_stalled_and_much_later_its_link_is_rebuilt_with_
     assert waited == [300.0, 600.0]
 
 
+async def test_a_link_on_which_everything_is_nacked_is_rebuilt_with_doubling_and_without_copies() -> None:
+    """RabbitMQ 3.10 nacks all that a channel sends which met a quorum queue without a leader, long after it has one."""
+    parts = Parts()
+    waited = []
+
+    def has_link() -> bool:
+        return parts.engine.link is not None
+
+    for _ in range(2):
+        parts.engine.link = parts.link
+        began = parts.clock.now()
+        parts.publisher.on_nacked([])
+        parts.link.open = {"m1": make_row(1)}
+        for _ in range(30):
+            parts.pass_time(1.0)
+            parts.publisher.watch()
+            parts.publisher.on_nacked([])
+        await turns(3)
+        assert has_link(), "a message is in flight"
+        parts.link.open = {}
+        parts.publisher.watch()
+        await turns(3)
+        assert not has_link()
+        waited.append(parts.publisher._nacked_rebuild_s)
+        assert parts.clock.now() - began == 30.0
+    assert waited == [20.0, 40.0]
+    parts.engine.link = parts.link
+    parts.publisher.on_nacked([])
+    parts.publisher.on_acked([])
+    parts.pass_time(1000.0)
+    parts.publisher.watch()
+    await turns(3)
+    assert has_link(), "it confirms something"
+    assert parts.publisher._nacked_rebuild_s == 10.0
+
+
 async def test_an_exchange_that_is_refused_again_and_again_is_said_once(caplog: pytest.LogCaptureFixture) -> None:
     """Without the right to write, each link opens and is closed over its first message: two lines a try, for ever."""
     caplog.set_level(logging.INFO, "tests.parts")

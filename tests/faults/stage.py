@@ -186,7 +186,8 @@ class Stage:
         for post in self.posts:
             assert await post.relay.stop() == 0, post.relay.text()
         attempts = int(await self.site.database.fetchval("SELECT coalesce(max(attempts), 0) FROM outbox"))
-        found = await ledger(self.site.database, self.site.amqp_url, earlier=self.earlier)
+        # A message at a time from a quorum queue: some hundred a second on a busy machine.
+        found = await ledger(self.site.database, self.site.amqp_url, earlier=self.earlier, timeout_s=240)
         finding = Finding(
             fault=fault,
             relays=len(self.posts),
