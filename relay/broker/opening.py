@@ -34,6 +34,8 @@ HEARTBEAT_S: Final = 10
 changes it.
 """
 
+_HANG_UP_HINT: Final = "the broker's log says why; one that refuses a client's certificate may hang up like this"
+
 _NO_TLS: Final = frozenset(("WRONG_VERSION_NUMBER", "RECORD_LAYER_FAILURE", "HTTP_REQUEST"))
 """OpenSSL's reasons (1.1.1, 3.0, 3.2) where the answer was no TLS record at all."""
 
@@ -150,7 +152,7 @@ def _mapped(error: Exception, address: str, wire: Wire | None) -> BrokerError:
             return BrokerRefused(f"{address} does not speak AMQP 0-9-1", hint=hint)
         case _:
             text = " ".join(str(part) for part in error.args if part is not None) or type(error).__name__
-            return BrokerUnavailable(f"{address}: {text}")
+            return BrokerUnavailable(f"{address}: {text}", hint=None if wire is None else _HANG_UP_HINT)
 
 
 def _refused_tls(failure: ssl.SSLError, address: str) -> BrokerError:

@@ -194,10 +194,26 @@ async def test_a_client_certificate_that_is_wrong_is_one_clear_line(
     if isinstance(error, BrokerUnavailable) and name != "nobody":
         # The broker says why and hangs up on what was sent meanwhile: whether its word is read in time is chance.
         assert "reset" in error.message or "closed" in error.message or "lost" in error.message
+        assert "certificate" in (error.hint or "")
         return
     with pytest.raises(BrokerRefused, match=said):
         raise error
     assert error.hint
+
+
+async def test_a_server_that_hangs_up_without_a_word(authority: Authority) -> None:
+    """What is left of a refused client certificate when its alert is not read in time."""
+
+    async def hang_up(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.read(8)
+        writer.transport.abort()
+
+    server = await asyncio.start_server(hang_up, "127.0.0.1", 0, ssl=authority.server_context("127.0.0.1"))
+    async with server:
+        port = server.sockets[0].getsockname()[1]
+        error = await attempt(f"amqps://guest:guest@127.0.0.1:{port}/?cafile={quote(str(authority.file))}")
+    assert isinstance(error, BrokerUnavailable), "it may be starting or stopping: tried again"
+    assert "certificate" in (error.hint or "")
 
 
 # ---------------------------------------------------------------- a cut in the middle
