@@ -4,6 +4,7 @@
 #   make test                     the short tests          make test-long   those that take minutes
 #   make lint types               ruff, mypy --strict
 #   make sim SEEDS=500 FROM=0     random histories in simulation
+#   make soak HOURS=1             hours at half the ceiling with random faults; a result and its picture
 #   make mutants                  plants each known bug: which random history finds it (minutes)
 #   make faults                   the fault matrix on real servers, and its table in docs/guarantees.md (minutes)
 #   make bench                    the benchmark suite: ten minutes of a quiet machine (bench-long: hours)
@@ -13,9 +14,10 @@
 PYTHON := .venv/bin/python
 SEEDS ?= 500
 FROM ?= 0
+HOURS ?= 1
 PYTEST ?=
 
-.PHONY: setup demo test test-long lint types format bench bench-long sim mutants faults
+.PHONY: setup demo test test-long lint types format bench bench-long sim mutants soak faults
 
 setup:
 	@.ci/setup
@@ -55,3 +57,6 @@ faults: setup
 
 mutants: setup
 	$(PYTHON) -m tests.mutants
+
+soak: setup
+	$(PYTHON) -m tests.soak --hours $(HOURS)
