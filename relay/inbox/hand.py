@@ -9,10 +9,11 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import random
+import time
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Final
 
@@ -29,6 +30,7 @@ from relay.inbox.message import Message, attempts_so_far, read
 from relay.inbox.metrics import InboxMetrics
 from relay.inbox.outcome import Failure, Outcome, Park, Permanent, Retry
 from relay.inbox.publisher import CopyImpossible, CopyUnavailable, Lane
+from relay.inbox.seldom import Seldom
 from relay.inbox.settings import ConsumerSettings
 from relay.logs import Log
 from relay.topology import names
@@ -96,6 +98,7 @@ class Shared:
     readiness: Readiness
     random: random.Random
     log: Log
+    parkings: Seldom = field(default_factory=Seldom)
 
 
 class Hand(ABC):
@@ -204,13 +207,15 @@ class Hand(ABC):
             return
         self._metrics.parked[failure.error_class] += 1
         self._metrics.attempts.observe(origin.attempt + 1)
-        self._shared.log.warning(
-            "message_parked",
-            message_id=origin.properties.message_id,
-            error_class=failure.error_class,
-            attempts=origin.attempt + 1,
-            queue=queue,
-        )
+        if count := self._shared.parkings.count(failure.error_class, time.monotonic()):
+            self._shared.log.warning(
+                "message_parked",
+                messages=count,
+                last_message_id=origin.properties.message_id,
+                error_class=failure.error_class,
+                attempts=origin.attempt + 1,
+                parking_queue=queue,
+            )
         await self._ack(delivery, Outcome.PARKED)
 
     async def _send(self, copy: Copy) -> bool:

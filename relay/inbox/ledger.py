@@ -95,7 +95,7 @@ class AsyncpgLedger:
 
     async def apply(self, message: Message, handler: Handler) -> Outcome:
         """See `Ledger.apply`; the handler gets the connection. Its settings stay for the next one: SET LOCAL only."""
-        connection = self._idle.pop() if self._idle else await self._open()
+        connection = await self._connection()
         transaction = connection.transaction()
         try:
             connection.begin_with(self._claim_of(message))
@@ -115,7 +115,7 @@ class AsyncpgLedger:
 
     async def check(self) -> None:
         """See `Ledger.check`."""
-        connection = self._idle.pop() if self._idle else await self._open()
+        connection = await self._connection()
         try:
             wanted = ("processed_messages", "processed_versions") if self._has_versions else ("processed_messages",)
             with mapped_errors():
@@ -164,6 +164,13 @@ class AsyncpgLedger:
         """The claim with its values in it: what goes along with BEGIN has no parameters."""
         before, _, after = self._claim.partition("$2")
         return before.replace("$1", literal(message.consumer)) + literal(message.id) + after
+
+    async def _connection(self) -> WatchedConnection:
+        """One that was kept, unless the server has closed it meanwhile: no message climbs its ladder for that."""
+        while self._idle:
+            if not (connection := self._idle.pop()).is_closed():
+                return connection
+        return await self._open()
 
     async def _open(self) -> WatchedConnection:
         try:

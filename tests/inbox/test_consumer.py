@@ -11,9 +11,11 @@ from urllib.parse import quote
 import aio_pika
 import asyncpg
 import pytest
+from aiormq import spec
 
 from relay.errors import ConfigError, DrainIncomplete
-from relay.inbox import ConsumerSettings, ErrorClass, Message, Order, Permanent, RetryPolicy, Transient
+from relay.inbox import AsyncpgLedger, ConsumerSettings, ErrorClass, Message, Order, Permanent, RetryPolicy, Transient
+from relay.inbox.message import read
 from relay.inbox.outcome import Outcome
 from relay.servers import RabbitServer
 from relay.topology import names
@@ -197,6 +199,24 @@ async def test_errors_of_the_database_are_classed(
     parked = await inbox.parked()
     assert parked.headers[names.ERROR_CLASS] == error_class
     assert attempts == ([0, 1] if is_retried else [0])
+
+
+async def test_a_connection_that_was_closed_while_idle_costs_no_message_a_step(inbox: Site) -> None:
+    def message(message_id: str) -> Message:
+        properties = spec.Basic.Properties(message_id=message_id)
+        return read(
+            consumer="c", body=b'{"v":1}', properties=properties, exchange="", routing_key="", is_redelivered=False
+        )
+
+    ledger = AsyncpgLedger(lambda: inbox.database_url)
+    assert await ledger.apply(message("m1"), apply) is Outcome.HANDLED
+    (kept,) = ledger._idle
+    await inbox.database.execute("SELECT pg_terminate_backend($1)", kept.get_server_pid())
+    await eventually(kept.is_closed)
+    assert await ledger.apply(message("m2"), apply) is Outcome.HANDLED
+    assert await ledger.apply(message("m2"), apply) is Outcome.DUPLICATE
+    await ledger.close()
+    assert await inbox.effects() == {"m1": 1, "m2": 1}
 
 
 async def test_a_handler_that_hangs_is_ended_and_tried_again(inbox: Site) -> None:

@@ -37,6 +37,7 @@ from relay.inbox.outcome import (
     one_line,
 )
 from relay.inbox.outgoing import outgoing_id
+from relay.inbox.seldom import Seldom
 from relay.inbox.settings import ConsumerSettings, shortest_retention_s
 from relay.properties import copied, table
 from relay.topology import names
@@ -174,6 +175,13 @@ def test_a_success_in_between_keeps_it_closed_and_the_cooldown_is_bounded() -> N
         breaker.wait_s(now)
     breaker.failed(now)
     assert breaker.wait_s(now) == COOLDOWN_MAX_S
+
+
+def test_a_thousand_of_a_kind_are_a_few_lines() -> None:
+    seldom = Seldom(10.0)
+    said = [seldom.count("permanent", number / 100) for number in range(2_500)]
+    assert [count for count in said if count] == [1, 1_000, 1_000]
+    assert seldom.count("gap", 25.0) == 1
 
 
 # ---------------------------------------------------------------- versions
