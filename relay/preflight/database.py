@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from relay.database import Connection
 
 TESTED: Final = range(14, 19)
-CONNECTIONS_OF_A_RELAY: Final = 4
+CONNECTIONS_OF_A_RELAY: Final = 3
 CLOCK_OFFSET_S_MAX: Final = 2.0
 GRANT: Final = "grant this role what it needs: relay migrate --role NAME, as the table's owner"
 
