@@ -390,13 +390,13 @@ class PostgresOutbox:
             budget_s = sessions.bound_s * HUNT_SHARE
             return await Retention(session, self._instance, older_than_s, limit, spared, budget_s).discard()
 
-    async def backlog(self) -> Backlog:
+    async def backlog(self, starts: Mapping[int, int] | None = None) -> Backlog:
         sessions = self._sessions
         async with (
             sessions.call(Group.READER, READ_DEADLINE_S) as session,
             session.transaction(sessions.begin_read(BACKLOG_TIMEOUT_S)),
         ):
-            found = await session.fetch_one("backlog")
+            found = await session.fetch_one("backlog", list(starts or ()), list((starts or {}).values()))
         pending = found["pending"]
         if found["is_capped"]:
             pending = max(pending, found["estimate"] or 0)

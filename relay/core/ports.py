@@ -391,7 +391,9 @@ class Outbox(Protocol):
         the seqs `spared`; their keys are promoted."""
         ...
 
-    async def backlog(self) -> Backlog: ...
+    async def backlog(self, starts: Mapping[int, int] | None = None) -> Backlog:
+        """`starts`: by shard, up to where the caller knows that nothing waits; elsewhere the floors say it."""
+        ...
 
 
 # ---------------------------------------------------------------- broker

@@ -1,19 +1,24 @@
 -- Purpose: how much there is to publish and how old the oldest is, for the gauges. Both parts count to 100,000 and then
 --          say so; above that the rows to publish are estimated, by {backlog_estimate}.
 --          Rows of the fault table are an operator's: they count as parked, whatever they look like.
+-- Values:  $1 shards and $2 up to where each has nothing that waits, as far as the caller knows: its floor may lie far
+--          below, with all that was sent since a writer opened that has not ended.
 -- Locks:   none.
 -- Index:   {read_index} above each shard's floor; {aside_key_index} up to 100,000 entries.
 -- Caller:  relay/outbox.py `backlog`.
 WITH moment AS MATERIALIZED (SELECT statement_timestamp() AS now),
      last AS MATERIALIZED (SELECT CASE WHEN is_called THEN last_value ELSE last_value - 1 END AS seq FROM {sequence}),
+     floors AS MATERIALIZED (
+        SELECT s.shard, greatest(s.floor, g.start) AS floor
+          FROM {shard} s LEFT JOIN unnest($1::smallint[], $2::bigint[]) g(shard, start) ON g.shard = s.shard),
      pending AS MATERIALIZED (
-        SELECT p.is_due FROM {shard} s CROSS JOIN moment CROSS JOIN LATERAL (
+        SELECT p.is_due FROM floors s CROSS JOIN moment CROSS JOIN LATERAL (
             SELECT o.available_at IS NULL OR o.available_at <= moment.now AS is_due FROM {table} o
              WHERE o.shard = s.shard AND o.seq > s.floor AND o.aside IS NULL AND o.sent_at IS NULL
                AND (NOT (SELECT EXISTS (SELECT FROM {fault})) OR NOT EXISTS (SELECT FROM {fault} u WHERE u.seq = o.seq AND u.id = o.id)) LIMIT 100001) p
          LIMIT 100001),
      oldest AS MATERIALIZED (
-        SELECT min(greatest(p.created_at, p.available_at)) AS since FROM {shard} s CROSS JOIN moment CROSS JOIN LATERAL (
+        SELECT min(greatest(p.created_at, p.available_at)) AS since FROM floors s CROSS JOIN moment CROSS JOIN LATERAL (
             SELECT o.created_at, o.available_at FROM {table} o
              WHERE o.shard = s.shard AND o.seq > s.floor AND o.aside IS NULL AND o.sent_at IS NULL
                AND (NOT (SELECT EXISTS (SELECT FROM {fault})) OR NOT EXISTS (SELECT FROM {fault} u WHERE u.seq = o.seq AND u.id = o.id))

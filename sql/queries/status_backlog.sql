@@ -6,14 +6,15 @@
 -- Caller:  relay/admin.py, in a read-only transaction.
 WITH moment AS (SELECT clock_timestamp() AS now),
      last AS (SELECT CASE WHEN is_called THEN last_value ELSE last_value - 1 END AS seq FROM {sequence}),
+     floors AS (SELECT s.shard, s.floor FROM {shard} s),
      pending AS (
-        SELECT p.is_due FROM {shard} s CROSS JOIN moment CROSS JOIN LATERAL (
+        SELECT p.is_due FROM floors s CROSS JOIN moment CROSS JOIN LATERAL (
             SELECT o.available_at IS NULL OR o.available_at <= moment.now AS is_due FROM {table} o
             WHERE o.shard = s.shard AND o.seq > s.floor AND o.aside IS NULL AND o.sent_at IS NULL
               AND NOT EXISTS (SELECT FROM {fault} u WHERE u.seq = o.seq AND u.id = o.id) LIMIT 100001) p
         LIMIT 100001),
      oldest AS (
-        SELECT min(greatest(p.created_at, p.available_at)) AS since FROM {shard} s CROSS JOIN moment CROSS JOIN LATERAL (
+        SELECT min(greatest(p.created_at, p.available_at)) AS since FROM floors s CROSS JOIN moment CROSS JOIN LATERAL (
             SELECT o.created_at, o.available_at FROM {table} o
             WHERE o.shard = s.shard AND o.seq > s.floor AND o.aside IS NULL AND o.sent_at IS NULL
               AND NOT EXISTS (SELECT FROM {fault} u WHERE u.seq = o.seq AND u.id = o.id)

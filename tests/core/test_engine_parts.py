@@ -211,7 +211,7 @@ class TestedOutbox:
     async def discard_parked(self, older_than_s: float, limit: int, spared: Sequence[int]) -> Discarded:
         return await self._call("discard_parked", older_than_s, limit, spared)  # type: ignore[no-any-return]
 
-    async def backlog(self) -> Backlog:
+    async def backlog(self, starts: Mapping[int, int] | None = None) -> Backlog:
         return await self._call("backlog")  # type: ignore[no-any-return]
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
+import asyncpg
 from prometheus_client.parser import text_string_to_metric_families
 
 from relay.servers import PostgresServer
@@ -139,10 +140,16 @@ async def test_the_backlog_shows_while_no_relay_has_shards(site: Site) -> None:
 
 
 async def test_a_writer_that_stays_open_shows_with_its_age(site: Site) -> None:
-    relay = await site.start().ready()
+    relay = await site.start(retry_delays="1h").ready()
     async with site.database.transaction():
         await site.insert("late")
         await eventually(lambda: relay.metric("relay_oldest_writer_age_seconds") > 0.5, 15.0)
         assert relay.metric("relay_late_commit_writers") == 1
+        other = await asyncpg.connect(site.database_url)
+        await other.execute(
+            "INSERT INTO outbox (event_type, aggregate_id) SELECT 'nope.x', 'k' || n FROM generate_series(1, 9) n"
+        )
+        await eventually(lambda: relay.metric("relay_backlog_rows") == 9, 15.0)
+        await other.close()
     await eventually(lambda: relay.metric("relay_late_commit_writers") == 0, 15.0)
     assert relay.metric("relay_oldest_writer_age_seconds") == 0

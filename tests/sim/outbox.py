@@ -502,7 +502,7 @@ class FakeOutbox(Settling):
             self._note("discards", [row.id for row in rows])
         return Discarded(len(rows), refused, promoted.unpromoted, is_full)
 
-    async def backlog(self) -> Backlog:
+    async def backlog(self, starts: Mapping[int, int] | None = None) -> Backlog:
         return await self._call("backlog", "reader", at_once(self._backlog))
 
     def _backlog(self) -> Backlog:
