@@ -66,6 +66,9 @@ def run_relay(rig: Rig, drain: Drain) -> Run:
             relays = [stack.enter_context(Relay(rig, database, settings=settings)) for _ in range(drain.relays)]
             begin = _watch_start(rig, relays, rows)
             end = _watch_drain(rig, relays, rows, begin)
+            for relay in relays:
+                # One may have sent everything before another was up, and that one could not be stopped cleanly yet.
+                relay.wait_until_ready()
             peak = max(peak_rss_bytes(relay.pid) for relay in relays)
         wal_bytes = rig.wal_bytes() - wal_before
         total, pending = rig.count(database)
