@@ -24,7 +24,7 @@ SIDE_EFFECTS = {"asyncio", "asyncpg", "aio_pika", "aiormq", "time", "random", "l
 DATABASE_SIDE = ("relay.outbox", "relay.outbox_sql", "relay.sessions", "relay.settling", "relay.rows", "relay.database")
 ENGINE = ("relay.core", "relay.engine", "relay.runner", "relay.reader", "relay.publisher", "relay.settler")
 MAY_READ_THE_ENVIRONMENT = {
-    "relay/cli.py": "hands it to config.load",
+    "relay/cli/__init__.py": "hands it to config.load",
     "relay/servers/process.py": "passes the PATH to the throwaway servers",
 }
 
@@ -182,7 +182,7 @@ def test_the_package_holds_the_sql_and_the_type_marker(tmp_path: Path) -> None:
         )
     expected = {f"relay/_sql/{path.relative_to(ROOT / 'sql')}" for path in (ROOT / "sql").rglob("*.sql")}
     assert expected
-    expected |= {"relay/py.typed", "relay/cli.py"}
+    expected |= {"relay/py.typed", "relay/cli/__init__.py"}
     (wheel,) = tmp_path.glob("*.whl")
     with zipfile.ZipFile(wheel) as archive:
         assert expected <= set(archive.namelist())

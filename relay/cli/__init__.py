@@ -1,0 +1,61 @@
+"""The command line: arguments, printing, exit codes. The only package that prints and that reads the
+environment. A command, or a group of them, is a module: `add` gives it to the parser.
+
+Exit codes: 0 done; 1 anything else; 2 configuration or usage; 3 the schema is incompatible; 4 the command's
+own "no" (a check found an error, a drain was cut short, a guarantee of the demo did not hold). Whatever goes
+wrong outside is one line on standard error and, where there is one, a second that says what to do; a
+traceback is a fault of ours.
+
+Imports are late on purpose: `relay run` stands beside every service, so it loads what it uses and nothing
+else.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Sequence
+
+from relay import __version__
+from relay.cli import daemon, inbox, operate, parked, redrive, schema, topology, trial
+from relay.cli.console import EPILOG, Console
+from relay.errors import RelayError
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command and return its exit code; `argv` is without the program's name."""
+    console = Console(os.environ)
+    options = _parser().parse_args(argv)
+    try:
+        code = int(options.perform(options, console))
+        sys.stdout.flush()
+    except RelayError as error:
+        console.complain(error)
+        return error.exit_code
+    except KeyboardInterrupt:
+        console.note("interrupted")
+        return 1
+    except BrokenPipeError:
+        # Whoever read the output has seen enough; the interpreter's own flush at exit must not complain.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
+    except Exception as error:  # noqa: BLE001 - the outermost place: reported as a fault of ours
+        console.confess(error)
+        return 1
+    return code
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="relay",
+        description="Publishes the rows of a PostgreSQL outbox to RabbitMQ: at least once, in order per key.",
+        epilog=EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    parser.add_argument("--version", action="version", version=f"relay {__version__}")
+    commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
+    for module in (daemon, schema, operate, parked, topology, redrive, trial, inbox):
+        module.add(commands)
+    return parser

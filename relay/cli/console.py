@@ -1,0 +1,159 @@
+"""What the commands share: where words go, secrets kept out of them, progress on a terminal, a parser like the others."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from collections.abc import Callable, Iterable, Mapping
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
+
+from relay import __version__
+from relay.errors import ConfigError, RelayError
+
+if TYPE_CHECKING:
+    import asyncio
+
+    from relay.config import Config
+
+
+EPILOG: Final = """\
+Settings come from the environment: RELAY_DATABASE_URL, RELAY_AMQP_URL ... (docs/configuration.md has all).
+Exit codes: 0 done, 1 failed, 2 configuration or usage, 3 schema incompatible, 4 the command's own "no".
+"""
+
+
+Commands: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"
+
+
+class Console:
+    """Where a command's words go, and its environment. Secrets are redacted once they are known."""
+
+    def __init__(self, environ: Mapping[str, str]) -> None:
+        self.environ = environ
+        self.redact: Callable[[str], str] = str
+        self.warnings: tuple[str, ...] = ()
+
+    def config(self, command: str, *, spared: Iterable[str] = ()) -> Config:
+        """The configuration as `command` uses it; `spared` settings need not be set. Raises ConfigError."""
+        from relay.config import load, needed_by, used_by
+
+        needs = needed_by(command) - frozenset(spared)
+        config, self.warnings = load(self.environ, needs=needs, uses=used_by(command))
+        self.redact = config.redactor.redact
+        return config
+
+    def warn(self) -> None:
+        """The configuration's warnings, as lines."""
+        for warning in self.warnings:
+            self.note(f"warning: {warning}")
+
+    def note(self, text: str) -> None:
+        print(f"relay: {self.redact(text)}", file=sys.stderr)
+
+    def complain(self, error: RelayError) -> None:
+        """An error for a person: its text, for a configuration each problem on a line, and the hint."""
+        if isinstance(error, ConfigError):
+            many = f"{len(error.problems)} problems" if len(error.problems) > 1 else "a problem"
+            self.note(f"the configuration has {many}")
+            for problem in error.problems:
+                print(f"  {self.redact(problem)}", file=sys.stderr)
+        else:
+            self.note(error.message)
+        if error.hint:
+            print(f"  {self.redact(error.hint)}", file=sys.stderr)
+
+    def confess(self, error: Exception) -> None:
+        """A fault of ours: with its traceback, redacted, for the bug report."""
+        import traceback
+
+        from relay.redaction import mask_urls
+
+        text = "".join(traceback.format_exception(error))
+        print(mask_urls(self.redact(text)), end="", file=sys.stderr)
+        self.note("this is a fault of relay itself; please report the lines above")
+
+
+class Screen:
+    """Progress on a terminal: steps as lines, and one last line that is rewritten. Nothing in a pipe."""
+
+    def __init__(self, *, is_live: bool) -> None:
+        self._is_live = is_live
+        self._shown = ""
+        self._began = time.monotonic()
+
+    def step(self, text: str) -> None:
+        if self._is_live:
+            self.clear()
+            print(f"{time.monotonic() - self._began:5.1f} s  {text}", file=sys.stderr)
+
+    def gauge(self, text: str) -> None:
+        if self._is_live:
+            print(f"\r{text:<{len(self._shown)}}", end="", file=sys.stderr, flush=True)
+            self._shown = text
+
+    def clear(self) -> None:
+        if self._shown:
+            print(f"\r{'':<{len(self._shown)}}\r", end="", file=sys.stderr, flush=True)
+            self._shown = ""
+
+
+Perform = Callable[[argparse.Namespace, Console], int]
+
+
+def add_command(
+    commands: Commands,
+    name: str,
+    perform: Perform | None,
+    text: str,
+) -> argparse.ArgumentParser:
+    parser = commands.add_parser(
+        name,
+        help=text,
+        description=f"{text[0].upper()}{text[1:]}.",
+        epilog=EPILOG,
+        allow_abbrev=False,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--version", action="version", version=f"relay {__version__}")
+    if perform is not None:
+        parser.set_defaults(perform=perform)
+    return parser
+
+
+def wait_for(work: Any) -> Any:
+    import asyncio
+
+    try:
+        return asyncio.run(work)
+    except asyncio.CancelledError:
+        # SIGTERM, where a command turns it into a cancellation so that it cleans up.
+        raise KeyboardInterrupt from None
+
+
+def stop_signals() -> asyncio.Event:
+    """Set by the first SIGINT or SIGTERM; a second one ends the process."""
+    import asyncio
+    import signal
+
+    loop, stop = asyncio.get_running_loop(), asyncio.Event()
+
+    def stop_once() -> None:
+        stop.set()
+        for number in (signal.SIGINT, signal.SIGTERM):
+            loop.remove_signal_handler(number)
+
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(number, stop_once)
+    return stop
+
+
+def print_lines(lines: Iterable[str], console: Console) -> None:
+    for line in lines:
+        print(console.redact(line))
+
+
+def print_json(document: Mapping[str, object], console: Console) -> None:
+    import json
+
+    print(console.redact(json.dumps(document, indent=2, ensure_ascii=False)))
