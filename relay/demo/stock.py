@@ -76,6 +76,8 @@ def _quiet() -> Log:
     logger = logging.getLogger("relay.demo")
     logger.addHandler(logging.NullHandler())
     logger.propagate = False
+    for driver in ("aiormq", "aio_pika"):
+        logging.getLogger(driver).setLevel(logging.CRITICAL)
     return Log(logger)
 
 

@@ -18,12 +18,13 @@ import aiormq
 from aio_pika.abc import AbstractConnection
 
 from relay.errors import BrokerUnavailable, DrainIncomplete, RelayError
-from relay.inbox.hand import BROKER_TIMEOUT_S, Hand, Life, Shared
+from relay.inbox.hand import BROKER_TIMEOUT_S, Hand, Life, LifeOver, Shared
 from relay.inbox.publisher import Lane, Publisher, connect
 from relay.topology import names
 
 BACKOFF_MIN_S: Final = 0.1
 BACKOFF_MAX_S: Final = 5.0
+GAUGE_END_TIMEOUT_S: Final = 1.0
 
 Urls = Callable[[], Sequence[str]]
 
@@ -121,6 +122,9 @@ class Station:
             await life.wait()
             await self._drain(tasks)
         finally:
+            life.end("ended")
+            # A question that is cut off in the middle is a warning in the driver's log.
+            await asyncio.wait((gauges,), timeout=GAUGE_END_TIMEOUT_S)
             gauges.cancel()
             for task in tasks:
                 task.cancel()
@@ -196,7 +200,10 @@ class Station:
             self.metrics.queue_messages = {queue: ready for queue, ready in found.items() if isinstance(ready, int)}
             if not life.is_over:
                 self._note_missing([queue for queue, ready in found.items() if ready is Unseen.MISSING])
-            await asyncio.sleep(settings.gauge_interval_s)
+            try:
+                await life.rest(settings.gauge_interval_s)
+            except LifeOver:
+                return
 
     def _note_missing(self, missing: Sequence[str]) -> None:
         known = dict(self.readiness.reasons).get("queues")
