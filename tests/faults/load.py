@@ -58,6 +58,10 @@ class Load:
         self._may_write.clear()
         await asyncio.wait_for(self._is_idle.wait(), 30)
 
+    def slow(self, rows_s: float) -> None:
+        """From now on: for outages of minutes, whose backlog few keys drain one confirm at a time."""
+        self._pause_s = ROWS_A_COMMIT / rows_s
+
     def resume(self) -> None:
         self._may_write.set()
 

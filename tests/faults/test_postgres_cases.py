@@ -56,6 +56,7 @@ async def test_case_22_half_open_socket(stage: Stage, seconds: float) -> None:
         post.database.half_open()
     for post in posts:
         await post.relay.not_ready("database", 30)
+    stage.load.slow(30)
     await passed(seconds)
     for post in posts:
         post.database.heal()
