@@ -82,6 +82,7 @@ MUTANTS = (
                 ("all(writer.xid is not None or writer.gone for writer in self._writers.values())", "True"),
             ),
         ),
+        seeds_max=5000,
     ),
     Mutant(
         "r3_struck",
@@ -127,6 +128,7 @@ MUTANTS = (
         "r5_session",
         "R5 session: what was read stays when the sessions are lost",
         (edit("relay.engine:Engine.lose_sessions", ("    self.chains.drop_unpublished()\n", "    pass\n")),),
+        seeds_max=5000,
     ),
     Mutant(
         "r5_identity",

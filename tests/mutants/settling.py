@@ -67,11 +67,11 @@ MUTANTS = (
     ),
     Mutant(
         "p1_late_low",
-        "P1: a lower row that came late goes last",
+        "P1: what stood ready goes before a lower row that came late, and with it",
         (
             edit(
                 "relay.core.chains:Chains._insert",
-                ("at = bisect_left(chain, row.seq, key=_seq)", "at = len(chain)"),
+                ("[later for later in chain[at + 1 :] if later.state is _READY]", "[]"),
             ),
         ),
     ),
