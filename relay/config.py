@@ -168,24 +168,26 @@ def load(
     if password := environ.get("PGPASSWORD"):
         # The driver reads it by itself where the URL has none.
         redactor.learn(password)
+    looked_at = {name: value for name, value in environ.items() if uses is None or name.removesuffix("_FILE") in uses}
     found: dict[str, Any] = {}
     problems: list[str] = []
     for setting in SETTINGS:
         found[setting.field] = None
-        is_used = uses is None or setting.variable in uses
         try:
-            found[setting.field] = _value(setting, environ if is_used else {}, redactor)
+            found[setting.field] = _value(setting, looked_at, redactor)
         except ConfigError as error:
             problems.extend(error.problems)
             continue
         if found[setting.field] is None and setting.variable in needs and not _is_spared(setting, environ):
             problems.append(_missing(setting))
     problems.extend(_contradictions(found))
+    unknown = tuple(_unknown(environ))
     if problems:
-        raise ConfigError(problems)
+        # A misspelt name is the likeliest reason why another one is not set.
+        raise ConfigError(problems, hint="; ".join(unknown) or None)
     if found["name"] is None:
         found["name"] = f"{socket.gethostname()[:80]}-{secrets.token_hex(3)}"
-    return Config(**found, redactor=redactor), (*_unknown(environ), *_idle(found, environ))
+    return Config(**found, redactor=redactor), (*unknown, *_idle(found, looked_at))
 
 
 def _is_spared(setting: Setting, environ: Mapping[str, str]) -> bool:

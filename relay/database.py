@@ -146,7 +146,8 @@ def mapped_errors(*, connecting: bool = False) -> Iterator[None]:
     except ssl.SSLError as error:
         raise gone(f"no TLS with PostgreSQL: {tls.said(error)}", hint=_TLS_HINT) from error
     except OSError as error:
-        raise gone(f"PostgreSQL cannot be reached: {error.strerror or error}") from error
+        hint = "is it up, and are host and port of its URL right?"
+        raise gone(f"PostgreSQL cannot be reached: {error.strerror or error}", hint=hint) from error
     except asyncpg.ClientConfigurationError as error:
         raise DatabaseRefused(f"the PostgreSQL driver cannot use this URL: {error}") from error
     except (asyncpg.InterfaceError, asyncpg.InternalClientError) as error:

@@ -192,7 +192,7 @@ async def read_schema(connection: Connection, table: TableName | str = "outbox")
                 timeout=READ_TIMEOUT_S,
             )
             if row is None:
-                raise SchemaMissing(f"there is no outbox {table}", hint="create it: relay migrate")
+                raise SchemaMissing(f"there is no outbox table {table}", hint="create it: relay migrate")
             found = TableName(row["nspname"], table.name)
             if not row["is_ours"]:
                 raise SchemaForeign(

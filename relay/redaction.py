@@ -17,8 +17,9 @@ MASK = "***"
 
 SECRET_FILE_BYTES_MAX = 64 * 1024
 
-_URL_PASSWORD = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*://[^\s:/@]*:)[^\s@]+@")
-"""Anything between a URL's user and its last at-sign; whoever writes a raw / or ? there is covered too."""
+_URL_PASSWORD = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*://[^\s:/@]*:)(?!PASSWORD@HOST:PORT\b)[^\s@]+@")
+"""Anything between a URL's user and its last at-sign; whoever writes a raw / or ? there is covered too. The
+placeholder in our own errors is none."""
 
 _SECRET_PARAMETER = re.compile(r"((?:password|passwd|sslpassword)\s*=\s*)[^\s&,;]+", re.IGNORECASE)
 """`?password=`, `&sslpassword=`, and libpq's `password=` words."""

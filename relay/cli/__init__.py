@@ -19,7 +19,7 @@ from collections.abc import Sequence
 
 from relay import __version__
 from relay.cli import daemon, inbox, operate, parked, redrive, schema, topology, trial
-from relay.cli.console import EPILOG, Console
+from relay.cli.console import Console, Parser
 from relay.errors import RelayError
 
 
@@ -47,10 +47,9 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="relay",
         description="Publishes the rows of a PostgreSQL outbox to RabbitMQ: at least once, in order per key.",
-        epilog=EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )

@@ -17,8 +17,7 @@ if TYPE_CHECKING:
     from relay.config import Config
 
 
-EPILOG: Final = """\
-Settings come from the environment: RELAY_DATABASE_URL, RELAY_AMQP_URL ... (docs/configuration.md has all).
+EXIT_CODES: Final = """\
 Exit codes: 0 done, 1 failed, 2 configuration or usage, 3 schema incompatible, 4 the command's own "no".
 """
 
@@ -98,6 +97,24 @@ class Screen:
             self._shown = ""
 
 
+class Parser(argparse.ArgumentParser):
+    """A parser whose help ends with the settings that its own command needs."""
+
+    def format_help(self) -> str:
+        self.epilog = f"Settings come from the environment; docs/configuration.md has all.\n{self._needs()}{EXIT_CODES}"
+        return super().format_help()
+
+    def _needs(self) -> str:
+        from relay.settings import COMMANDS, SETTINGS, needed_by
+
+        words = self.prog.removeprefix("relay").strip()
+        # What stands below a group (`parked list`) has the group's settings; `relay` itself and `inbox` have none.
+        command = next((name for name in COMMANDS if words == name or words.startswith(f"{name} ")), None)
+        needed = needed_by(command) if command is not None else frozenset()
+        names = " ".join(setting.variable for setting in SETTINGS if setting.variable in needed)
+        return f"This command needs {names}.\n" if names else ""
+
+
 Perform = Callable[[argparse.Namespace, Console], int]
 
 
@@ -111,7 +128,6 @@ def add_command(
         name,
         help=text,
         description=f"{text[0].upper()}{text[1:]}.",
-        epilog=EPILOG,
         allow_abbrev=False,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )

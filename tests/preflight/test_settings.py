@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from relay import config
+from relay import cli, config
+from relay.errors import ConfigError
+from relay.redaction import mask_urls
 
 
 @pytest.mark.parametrize(
@@ -22,6 +24,47 @@ from relay import config
 def test_a_contradiction_is_a_warning(settings: dict[str, str], words: str) -> None:
     (warning,) = config.load(settings)[1]
     assert words in warning
+
+
+def test_a_command_is_not_warned_of_settings_that_it_does_not_use() -> None:
+    settings = {"RELAY_SINK": "file", "RELAY_SINK_PATH": "-", "RELAY_RETENTION": "1d", "RELAY_SENT_ROWS": "delete"}
+    assert config.load(settings, uses=config.used_by("migrate"))[1] == ()
+
+
+def test_a_misspelt_name_is_said_beside_the_setting_that_is_missing() -> None:
+    with pytest.raises(ConfigError) as raised:
+        config.load({"RELAY_DATABSE_URL": "postgresql://u:p@h/d"}, needs=config.needed_by("status"))
+    assert raised.value.hint == "RELAY_DATABSE_URL is unknown and ignored; nearest: RELAY_DATABASE_URL"
+
+
+def test_the_placeholder_of_an_error_is_no_password() -> None:
+    shape = "http://USER:PASSWORD@HOST:PORT or https://…"
+    assert mask_urls(shape) == shape
+    assert mask_urls("http://relay:PASSWORD@rabbit:15672") == "http://relay:***@rabbit:15672"
+
+
+@pytest.mark.parametrize(
+    ("words", "needs"),
+    [
+        (("status",), "This command needs RELAY_DATABASE_URL.\n"),
+        (("parked", "list"), "This command needs RELAY_DATABASE_URL.\n"),
+        (("inbox", "migrate"), "This command needs RELAY_INBOX_DATABASE_URL.\n"),
+        (("redrive",), "This command needs RELAY_AMQP_URL.\n"),
+    ],
+)
+def test_the_help_of_a_command_names_what_it_needs(
+    words: tuple[str, ...], needs: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit):
+        cli.main([*words, "--help"])
+    assert needs in capsys.readouterr().out
+
+
+def test_the_help_of_a_command_without_servers_names_none(capsys: pytest.CaptureFixture[str]) -> None:
+    for words in ((), ("demo",), ("inbox",)):
+        with pytest.raises(SystemExit):
+            cli.main([*words, "--help"])
+    assert "needs" not in capsys.readouterr().out
 
 
 def test_the_defaults_contradict_nothing() -> None:
