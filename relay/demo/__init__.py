@@ -143,7 +143,8 @@ class _Demo:
 
     async def _scenes(self, group: asyncio.TaskGroup) -> None:
         self._step(f"{shop.WRITERS} writers begin; one transaction in ten is rolled back")
-        trade = group.create_task(self._shop.trade(TRADE_S))
+        is_enough = asyncio.Event()
+        trade = group.create_task(self._shop.trade(TRADE_S, is_enough))
         await self._relay.start()
         self._step("the relay is ready")
         await self._until("the relay is in the middle of it", self._is_relay_busy)
@@ -158,6 +159,7 @@ class _Demo:
         await self._until("the consumer crashes", lambda: _at_once(not self._stock.crash_wanted.is_set()))
         self._crashes += 1
         self._step("the consumer crashed after a COMMIT, before its acknowledgement")
+        is_enough.set()
         await trade
         self._step("the writers are done; waiting for the last messages")
         await self._until("every event arrives", self._has_all_arrived)

@@ -55,21 +55,21 @@ class Shop:
         self.committed: set[str] = set()
         self.rolled_back: set[str] = set()
 
-    async def trade(self, seconds: float) -> None:
-        """Import a stock of orders, then change some until the time is over. Raises asyncpg's errors as they
-        are.
+    async def trade(self, seconds: float, is_enough: asyncio.Event) -> None:
+        """Import a stock of orders, then change some until the time is over and nobody needs more: on a slow
+        machine the scenes last longer. Raises asyncpg's errors as they are.
         """
         until = asyncio.get_running_loop().time() + seconds
         async with asyncio.TaskGroup() as group:
             for _ in range(WRITERS):
-                group.create_task(self._write(until))
+                group.create_task(self._write(until, is_enough))
 
-    async def _write(self, until: float) -> None:
+    async def _write(self, until: float, is_enough: asyncio.Event) -> None:
         connection = await asyncpg.connect(self._url)
         try:
             for _ in range(IMPORTS):
                 await self._import(connection)
-            while asyncio.get_running_loop().time() < until:
+            while asyncio.get_running_loop().time() < until or not is_enough.is_set():
                 await self._change(connection)
                 await asyncio.sleep(PAUSE_S)
         finally:

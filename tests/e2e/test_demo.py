@@ -11,8 +11,11 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+import asyncpg
 import pytest
 
+from relay import migrate
+from relay.demo import shop
 from relay.demo.verdict import Event, Evidence, judge, overtakings
 from tests.conftest import eventually
 from tests.e2e.conftest import COMMAND, command, environment
@@ -128,3 +131,18 @@ def _descendants(pid: int) -> list[int]:
         level = [child for child, parent in parents.items() if parent in level and child != os.getpid()]
         found += level
     return found
+
+
+async def test_the_writers_go_on_until_the_scenes_are_over(database_url: str) -> None:
+    """A machine so slow that the time is over before the relay is up: it still finds writers at work."""
+    connection = await asyncpg.connect(database_url)
+    await connection.execute(shop.SCHEMA)
+    await migrate.migrate(connection)
+    await connection.close()
+    writers, is_enough = shop.Shop(database_url), asyncio.Event()
+    trade = asyncio.create_task(writers.trade(0.0, is_enough))
+    imported = shop.WRITERS * shop.IMPORTS * shop.ORDERS_PER_IMPORT * len(shop.LIFE)
+    await eventually(lambda: trade.done() or len(writers.committed) > imported + 20)
+    assert not trade.done()
+    is_enough.set()
+    await asyncio.wait_for(trade, 30)
