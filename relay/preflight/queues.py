@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
-from relay.preflight.finding import Finding, ok, warning
+from relay.preflight.finding import Finding, not_checked, ok, warning
 
 
 def judge(
@@ -15,6 +15,18 @@ def judge(
     kind = str(queue.get("type", "classic"))
     settings = effective(queue)
     findings = list(_durability(name, kind, queue))
+    if queue.get("effective_policy_definition") is None:
+        # The API tells it only with a queue's statistics, which come some seconds after the queue.
+        text = f"{name}: RabbitMQ does not tell yet which policy it has"
+        findings.append(
+            not_checked(
+                "queues",
+                text,
+                "run it again in ten seconds; it never does where the management plugin's statistics are off",
+            )
+        )
+        yield from findings
+        return
     if kind != "stream":
         findings += _dead_letters(name, kind, settings, exchanges)
         findings += _deliveries(name, kind, settings, broker_version)

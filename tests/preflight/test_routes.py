@@ -117,7 +117,13 @@ def texts(queue: dict[str, Any], version: tuple[int, ...] = (3, 10)) -> list[str
 
 def test_a_queue_as_it_should_be() -> None:
     assert texts(GOOD) == []
-    assert texts({"type": "stream", "durable": True}) == []
+    assert texts({"type": "stream", "durable": True, "effective_policy_definition": {}}) == []
+
+
+def test_a_queue_just_declared_is_not_said_to_lack_a_policy() -> None:
+    (finding,) = queues.judge("q", {"type": "quorum", "durable": True, "arguments": {}}, set(), 2000, (3, 10))
+    assert finding.level is Level.NOT_CHECKED
+    assert "does not tell yet" in finding.text
 
 
 @pytest.mark.parametrize(
