@@ -53,6 +53,7 @@ __all__ = [
     "Unroutable",
     "load",
     "needed_by",
+    "not_set",
     "page",
     "used_by",
 ]
@@ -135,7 +136,7 @@ class Config:
 def _reread(variable: str, secret: Secret | None, unavailable: type[RelayError]) -> str:
     setting = SETTINGS_BY_VARIABLE[variable]
     if secret is None:
-        raise ConfigError([_missing(setting)])
+        raise ConfigError([not_set(setting)])
     try:
         text = secret.read()
         setting.parse(text)
@@ -179,7 +180,7 @@ def load(
             problems.extend(error.problems)
             continue
         if found[setting.field] is None and setting.variable in needs and not _is_spared(setting, environ):
-            problems.append(_missing(setting))
+            problems.append(not_set(setting))
     problems.extend(_contradictions(found))
     unknown = tuple(_unknown(environ))
     if problems:
@@ -249,7 +250,8 @@ def _wrong(setting: Setting, shown: str, problem: str) -> str:
     return f"{shown}: {problem}; allowed: {setting.allowed}"
 
 
-def _missing(setting: Setting) -> str:
+def not_set(setting: Setting) -> str:
+    """The problem of a setting that a command needs and does not find."""
     by_file = f", or its file in {setting.variable}_FILE" if setting.is_secret else ""
     return f"{setting.variable}: not set; allowed: {setting.allowed}{by_file}"
 

@@ -51,7 +51,8 @@ class Carrier:
             try:
                 found = await channel.queue_declare(queue, passive=True)
             except ChannelClosed as error:
-                raise BrokerRefused(f"the queue {queue!r} cannot be used: {refusal(error)}") from error
+                hint = "the queue's name, or the vhost at the end of RELAY_AMQP_URL? rabbitmqctl list_queues -p VHOST"
+                raise BrokerRefused(f"the queue {queue!r} cannot be used: {refusal(error)}", hint=hint) from error
             carrier = cls(Session(connection, wire), channel, queue, found.message_count or 0)
             await carrier._sender.open()
             return carrier

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from relay.config import SETTINGS, Config
+from relay.config import SETTINGS, Config, not_set
 from relay.errors import BrokerError, BrokerRefused, BrokerUnavailable, ConfigError, UsageError
 from relay.management import ApiFailed, ApiRefused, ManagementApi
 from relay.topology import broker
@@ -95,7 +95,7 @@ def _demand(config: Config) -> str:
     if (url := config.management()) is None:
         (setting,) = (setting for setting in SETTINGS if setting.variable == "RELAY_MANAGEMENT_URL")
         raise ConfigError(
-            [f"{setting.variable}: not set; allowed: {setting.allowed}"],
+            [not_set(setting)],
             hint="without it `relay topology plan` prints the rabbitmqctl lines",
         )
     return url

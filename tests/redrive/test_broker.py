@@ -281,6 +281,7 @@ async def test_nothing_there_and_no_such_queue(broker: Vhost, channel: AbstractC
     missing = await broker.relay("redrive", "no.such.queue")
     assert missing.returncode == 1
     assert "the queue 'no.such.queue' cannot be used: 404 NOT_FOUND" in missing.stderr
+    assert "rabbitmqctl list_queues" in missing.stderr
     assert (await broker.relay("redrive", PARKING, "--rate", "fast")).returncode == 2
 
 
