@@ -400,7 +400,7 @@ async def test_a_dropped_table_is_said_and_its_remains_can_be_dropped(database: 
 
 
 async def test_schemas_of_other_versions(database: asyncpg.Connection) -> None:
-    with pytest.raises(SchemaMissing, match="no outbox outbox"):
+    with pytest.raises(SchemaMissing, match="no outbox table outbox"):
         await migrate.read_schema(database)
     await migrate.migrate(database)
     newer = migrate.SCHEMA_VERSION + 1
