@@ -9,13 +9,15 @@
 #   make faults                   the fault matrix on real servers, and its table in docs/guarantees.md (minutes)
 #   make bench                    the benchmark suite: ten minutes of a quiet machine (bench-long: hours)
 #
-# make test PYTEST="tests/core -x" passes arguments on.
+# make test PYTEST="tests/core -x" passes arguments on; WORKERS files at once (0: one after the other).
 
 PYTHON := .venv/bin/python
 SEEDS ?= 500
 FROM ?= 0
 HOURS ?= 1
 PYTEST ?=
+# They wait for servers most of the time, and each worker has servers of its own.
+WORKERS ?= 3
 
 .PHONY: setup demo test test-long lint types format bench bench-long sim mutants soak faults
 
@@ -26,7 +28,7 @@ demo: setup
 	$(PYTHON) -m relay demo
 
 test: setup
-	$(PYTHON) -m pytest $(PYTEST)
+	$(PYTHON) -m pytest -n $(WORKERS) --dist loadfile $(PYTEST)
 
 test-long: setup
 	$(PYTHON) -m pytest -m long $(PYTEST)
