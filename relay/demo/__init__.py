@@ -35,7 +35,7 @@ cores.
 """
 
 KILL_AFTER_PUBLISHED: Final = 500
-SCENE_TIMEOUT_S: Final = 45.0
+SCENE_TIMEOUT_S: Final = 90.0
 
 Say = Callable[[str], None]
 

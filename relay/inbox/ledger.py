@@ -196,4 +196,8 @@ class AsyncpgLedger:
         except (asyncpg.PostgresError, asyncpg.InterfaceError, OSError, TimeoutError):
             # Closed below: whatever it was, this connection is not used again.
             pass
+        except BaseException:
+            # Given up once more while it rolls back: the grace has run out.
+            connection.terminate()
+            raise
         connection.terminate()

@@ -229,7 +229,7 @@ async def test_reads_and_due_times_have_their_index(database: asyncpg.Connection
     for query, index in (
         ("seq > 9 AND aside IS NULL ORDER BY seq", "outbox_read"),
         ("due_at <= now() AND aside IN ('deferred', 'scheduled') ORDER BY due_at", "outbox_aside_due"),
-        ("parked_at < now() AND aside = 'parked' ORDER BY parked_at", "outbox_aside_parked"),
+        ("holds AND parked_at < now() AND aside = 'parked' ORDER BY parked_at", "outbox_aside_parked"),
     ):
         lines = await database.fetch(f"EXPLAIN SELECT seq FROM outbox WHERE shard = 3 AND {query} LIMIT 5")
         plan = "\n".join(line[0] for line in lines)
