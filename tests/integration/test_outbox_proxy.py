@@ -10,7 +10,7 @@ import pytest
 
 from relay import migrate
 from relay.core.ports import Armed, Settlement
-from tests.integration.test_outbox import Relay, deferred, insert, parked, states
+from tests.integration.relay import Relay, deferred, insert, parked, states
 from tests.pooler import IS_INSTALLED, Pooler
 
 pytestmark = pytest.mark.skipif(not IS_INSTALLED, reason="pgbouncer is not installed")

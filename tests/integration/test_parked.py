@@ -22,8 +22,8 @@ from relay.parked_table import open_parked
 from relay.parked_text import details_document, details_lines, listing_lines, outcome_lines, read_filter, read_rate
 from relay.servers import PostgresServer
 from tests.conftest import eventually
-from tests.integration.test_outbox import Relay, insert, states
-from tests.integration.test_outbox import parked as park
+from tests.integration.relay import Relay, insert, states
+from tests.integration.relay import parked as park
 
 ALL = Filter()
 

@@ -12,9 +12,7 @@ import pytest
 from relay import migrate
 from relay.outbox_sql import texts
 from relay.sessions import Group
-from tests.integration.test_outbox import Relay, database, started
-
-__all__ = ["database", "started"]  # fixtures
+from tests.integration.relay import Relay
 
 PENDING = 640
 

@@ -28,7 +28,7 @@ from relay.parked_table import ParkedTable, open_parked
 from relay.reader import Reader
 from relay.settling import Progress, SettlementWriter, Statements
 from tests.core.test_engine_parts import Parts
-from tests.integration.test_outbox import Relay
+from tests.integration.relay import Relay
 
 T = TypeVar("T")
 

@@ -12,9 +12,7 @@ from relay import migrate, sessions
 from relay.servers import PostgresServer
 from relay.sessions import Group
 from tests.conftest import eventually
-from tests.integration.test_outbox import Relay, database, insert, started, states
-
-__all__ = ["database", "started"]  # fixtures
+from tests.integration.relay import Relay, insert, states
 
 
 async def until(connection: asyncpg.Connection, count: int) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -15,7 +15,7 @@ from relay.core.ports import Settled
 from relay.errors import DatabaseRefused
 from relay.message import Row
 from relay.parked import Action, Filter, act
-from tests.integration.test_outbox import ALL, Relay, deferred, insert, parked, states
+from tests.integration.relay import ALL, Relay, deferred, insert, parked, states
 
 FUNCTION = (
     "CREATE FUNCTION no() RETURNS trigger LANGUAGE plpgsql AS $$BEGIN"
@@ -38,29 +38,6 @@ REFUSALS = {
     "check": "ALTER TABLE outbox ADD CONSTRAINT not_this_one CHECK"
     " (event_type <> 'bad' OR (sent_at IS NULL AND aside IS NULL))",
 }
-
-
-@pytest.fixture
-async def database(database_url: str) -> AsyncIterator[asyncpg.Connection]:
-    """A superuser's session in a database with an outbox."""
-    await migrate.run(database_url)
-    connection = await asyncpg.connect(database_url)
-    yield connection
-    await connection.close(timeout=5)
-
-
-@pytest.fixture
-async def started(database_url: str, database: asyncpg.Connection) -> AsyncIterator[Callable[..., Relay]]:
-    """Makes relays; closes them."""
-    relays: list[Relay] = []
-
-    def make(instance: str = "a", **changes: Any) -> Relay:
-        relays.append(Relay(database_url, instance, **changes))
-        return relays[-1]
-
-    yield make
-    for relay in relays:
-        await relay.close()
 
 
 async def bad(connection: asyncpg.Connection, *keys: str | None) -> None:

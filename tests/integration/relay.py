@@ -1,0 +1,134 @@
+"""The outbox adapter as these tests use it, and rows and decisions in a line each."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import asyncpg
+
+from relay.core.ports import (
+    Claim,
+    Held,
+    PageRequest,
+    Setback,
+    Settlement,
+)
+from relay.message import Aside, Key, Row
+from relay.outbox import PostgresOutbox
+from relay.urls import DatabaseTarget
+from relay.values import table_name
+
+ALL = 64
+
+
+class Relay(PostgresOutbox):
+    """A relay's outbox with what a test needs: who rang, what was lost, its claims."""
+
+    def __init__(self, url: str, instance: str, **changes: Any) -> None:
+        settings: dict[str, Any] = {
+            "instance": f"{instance}-1",
+            "name": instance,
+            "version": "0.0",
+            "lease_s": 5.0,
+            "marks_sent": True,
+            "holds_when_parked": True,
+            "is_ordered": True,
+            "settle_commit": True,
+            "poll_interval_s": 0.5,
+        }
+        table = changes.pop("table", "outbox")
+        super().__init__(lambda: DatabaseTarget(url, "test"), table_name(table), **(settings | changes))
+        self.rings = 0
+        self.lost: list[str] = []
+        self.epochs: dict[int, int] = {}
+
+    async def start(self, shards: int = ALL) -> Relay:
+        await self.open(self._on_ring, self.lost.append)
+        if shards:
+            self.take(await self.claim(shards))
+        return self
+
+    def _on_ring(self) -> None:
+        self.rings += 1
+
+    def take(self, claims: Iterable[Claim]) -> None:
+        self.epochs.update({claim.shard: claim.epoch for claim in claims})
+
+    async def claims(self) -> Sequence[Claim]:
+        await self.start(0)
+        return await self.claim(ALL)
+
+    async def stuck(self) -> list[tuple[int, Key]]:
+        """Keys whose lowest holding row is held."""
+        page = await self.held_keys(range(ALL), None, 1000)
+        assert page.reached is None
+        return [(held.shard, held.key) for held in page.keys if held.is_lowest_held]
+
+    def held(self, floor: int | None = None) -> dict[int, Held]:
+        return {shard: Held(epoch, floor) for shard, epoch in self.epochs.items()}
+
+    async def read(self, **changes: Any) -> list[Row]:
+        """All rows of its shards, by seq."""
+        return sorted((await self.page(request(self.epochs, **changes))).rows, key=lambda row: row.seq)
+
+    def settlement(self, **decisions: Any) -> Settlement:
+        return Settlement(fences=dict(self.epochs), **decisions)
+
+
+def request(shards: Iterable[int], cursor: int = 0, **changes: Any) -> PageRequest:
+    wanted = list(shards)
+    values: dict[str, Any] = {
+        "numbers": [],
+        "lows": [],
+        "xids": [],
+        "gone": [],
+        "asked": [],
+        "shards": wanted,
+        "cursors": [cursor] * len(wanted),
+        "last_seq": 2**40,
+        "beyond": False,
+        "limit": 1000,
+        "inline_bytes": 16384,
+    }
+    return PageRequest(**(values | changes))
+
+
+def deferred(row: Row, **changes: Any) -> Setback:
+    values: dict[str, Any] = {
+        "aside": Aside.DEFERRED,
+        "delay_s": 60.0,
+        "holds": True,
+        "attempts": 1,
+        "reason": "unroutable",
+        "error": "NO_ROUTE",
+        "exchange": "events",
+        "routing_key": "a.b",
+    }
+    return Setback(row=row, **(values | changes))
+
+
+def parked(row: Row, **changes: Any) -> Setback:
+    return deferred(row, **({"aside": Aside.PARKED, "delay_s": 0.0} | changes))
+
+
+async def insert(connection: asyncpg.Connection, *keys: str | None, **columns: Any) -> None:
+    """One row a key, in one transaction each."""
+    columns = {"event_type": "order.created", "payload": "{}"} | columns
+    names = ", ".join(["aggregate_type", "aggregate_id", *columns])
+    marks = ", ".join(f"${number}" for number in range(1, len(columns) + 3))
+    for key in keys:
+        await connection.execute(
+            f"INSERT INTO outbox ({names}) VALUES ({marks})", "order" if key else None, key, *columns.values()
+        )
+
+
+async def states(connection: asyncpg.Connection) -> list[str]:
+    """Each row's state by seq: its `aside` (with + where it holds), sent, or pending."""
+    return [
+        record[0]
+        for record in await connection.fetch(
+            "SELECT CASE WHEN sent_at IS NOT NULL THEN 'sent'"
+            " ELSE coalesce(aside || CASE WHEN holds THEN '+' ELSE '' END, 'pending') END FROM outbox ORDER BY seq"
+        )
+    ]
