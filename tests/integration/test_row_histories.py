@@ -27,7 +27,7 @@ from relay.parked_rows import Action, Filter
 from relay.parked_table import ParkedTable, open_parked
 from relay.reader import Reader
 from relay.settling import Progress, SettlementWriter, Statements
-from tests.core.test_engine_parts import Parts
+from tests.core.parts import Parts
 from tests.integration.relay import Relay
 
 T = TypeVar("T")

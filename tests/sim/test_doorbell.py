@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from relay.core.ports import Armed
 
-from .test_histories import passes, play, settings
+from .steps import passes, play, settings
 from .world import World
 
 PATIENT = replace(settings(), poll_interval_s=3600.0)

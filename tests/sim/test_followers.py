@@ -10,7 +10,7 @@ import pytest
 from relay.core.ports import Due, Settlement
 from relay.message import Aside
 
-from .test_histories import aside, in_flight, is_aside, play, settings
+from .steps import aside, failing_head, in_flight, is_aside, play, settings
 from .wire import Call
 from .world import Relay, World
 
@@ -143,10 +143,7 @@ def test_h4_a_newcomer_between_followers() -> None:
 
     async def script(world: World) -> None:
         world.start()
-        world.rabbit.route("nowhere", False)
-        w = world.begin()
-        a1, a2 = world.insert(w, "a", event_type="nowhere"), world.insert(w, "a")
-        world.commit(w)
+        a1, a2 = failing_head(world)
         w0 = world.begin()
         a3 = world.insert(w0, "a")
         (a4,) = world.add("a")

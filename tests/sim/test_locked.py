@@ -8,7 +8,7 @@ from itertools import pairwise
 
 import pytest
 
-from .test_histories import aside, is_aside, passes, play, settings
+from .steps import aside, failing_head, is_aside, passes, play, settings
 from .world import World
 
 
@@ -73,10 +73,7 @@ def test_h3_an_owed_promotion_is_made_up_for(is_killed: bool) -> None:
 
     async def script(world: World) -> None:
         relay = world.start()
-        world.rabbit.route("nowhere", False)
-        w = world.begin()
-        a1, a2 = world.insert(w, "a", event_type="nowhere"), world.insert(w, "a")
-        world.commit(w)
+        a1, a2 = failing_head(world)
         await is_aside(world, a2, "held")
         world.database.row_locks.add(a2)
         world.rabbit.route("nowhere", True)

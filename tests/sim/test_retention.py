@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from .test_histories import aside, is_aside, owns, play, settings
+from .steps import aside, is_aside, owns, play, settings
 from .world import World
 
 RETENTION_S = 30.0

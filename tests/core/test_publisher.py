@@ -1,0 +1,239 @@
+"""The engine's publisher, without a simulation: one call, one look at what became of it."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+
+import pytest
+
+from relay.core.ports import (
+    Closed,
+)
+from relay.core.settings import EngineSettings
+from relay.message import Aside, Row
+from relay.publisher import NACKS_MAX
+from tests.core.parts import Parts, eventually, make_row, turns
+
+# ---------------------------------------------------------------- the publisher
+
+
+async def test_an_orphans_return_lets_its_row_go_at_once() -> None:
+    """The row was kept back behind its orphan (P1); the orphan's last word must wake the publisher."""
+    parts = Parts()
+    old = make_row(1)
+    parts.engine.admit([old])
+    parts.turn()
+    parts.engine.chains.forget(old)
+    again = make_row(1)
+    parts.engine.admit([again])
+    async with parts.running(parts.publisher.run()):
+        await turns()
+        assert parts.link.sent == [old]
+        parts.link.give_back(old)
+        await eventually(lambda: parts.link.sent == [old, again])
+
+
+async def test_what_the_link_does_not_take_goes_first_when_it_has_room() -> None:
+    parts = Parts()
+    rows = [make_row(seq, f"k{seq}") for seq in range(1, 6)]
+    parts.engine.admit(rows)
+    parts.link.takes_max = 2
+    parts.turn()
+    parts.link.takes_max = 10
+    parts.publisher.on_writable()
+    parts.turn()
+    assert parts.link.sent == rows
+
+
+async def test_nacks_use_no_attempt_and_make_room_in_the_end() -> None:
+    """P2: again after a backoff, in memory; nacked time and again the row goes aside, attempts unchanged."""
+    parts = Parts()
+    row, follower = make_row(1, attempts=1), make_row(2)
+    parts.engine.admit([row, follower])
+    for _ in range(NACKS_MAX):
+        parts.pass_time(60.0)
+        parts.turn()
+        parts.link.nack(row)
+    decisions = parts.engine.decisions
+    assert [(each.row, each.aside, each.attempts) for each in decisions.setbacks] == [(row, Aside.DEFERRED, 1)]
+    assert decisions.followers == [follower]
+    assert parts.link.ids == ["m1"] * NACKS_MAX
+
+
+async def test_a_returned_row_climbs_the_ladder_and_parks_at_its_end() -> None:
+    parts = Parts(EngineSettings(retry_delays_s=(1.0,)))
+    first, last = make_row(1, "a", attempts=0), make_row(2, "b", attempts=1)
+    parts.engine.admit([first, last])
+    parts.turn()
+    parts.link.give_back(first, last)
+    setbacks = parts.engine.decisions.setbacks
+    assert [(each.aside, each.attempts, each.reason) for each in setbacks] == [
+        (Aside.DEFERRED, 1, "unroutable"),
+        (Aside.PARKED, 2, "unroutable"),
+    ]
+    assert 0.8 <= setbacks[0].delay_s <= 1.2
+    assert all(each.holds for each in setbacks)
+
+
+async def test_a_row_that_cannot_be_encoded_parks_at_once_and_harms_nobody() -> None:
+    parts = Parts()
+    bad, good = make_row(1, "a"), make_row(2, "b")
+    parts.link.rejects = {"m1": "invalid"}
+    parts.engine.admit([bad, good])
+    parts.turn()
+    assert parts.link.sent == [good]
+    assert [(each.row, each.aside) for each in parts.engine.decisions.setbacks] == [(bad, Aside.PARKED)]
+
+
+async def test_an_expired_row_holds_nobody() -> None:
+    """docs/schema.md: its followers go on, once its park is committed (H7)."""
+    parts = Parts()
+    late, follower = make_row(1), make_row(2)
+    parts.link.rejects = {"m1": "expired"}
+    parts.engine.admit([late, follower])
+    parts.turn()
+    parts.turn()
+    assert parts.link.sent == []
+    parts.engine.chains.finish([late])
+    parts.turn()
+    assert parts.link.sent == [follower]
+
+
+async def test_blocked_publishes_nothing_and_settles_late_confirms() -> None:
+    parts = Parts()
+    rows = [make_row(1, "a"), make_row(2, "b")]
+    parts.engine.admit(rows[:1])
+    parts.turn()
+    parts.publisher.on_blocked("low on memory")
+    parts.engine.admit(rows[1:])
+    parts.turn()
+    assert parts.link.sent == rows[:1]
+    parts.link.ack(rows[0])
+    assert parts.engine.decisions.sent == rows[:1]
+    parts.pass_time(3600.0)
+    parts.publisher.watch()
+    assert "stalled" not in dict(parts.engine.readiness.reasons), "blocked is no timeout"
+    parts.publisher.on_unblocked()
+    parts.turn()
+    assert parts.link.sent == rows
+
+
+async def test_readiness_does_not_repeat_what_a_broker_says_of_a_row() -> None:
+    """Its text may name the row's exchange or routing key, and anybody may ask /readyz."""
+    parts = Parts()
+    text = "403 ACCESS_REFUSED - access to topic 'patient.4711' in exchange 'events' in vhost '/' refused"
+    parts.publisher.on_closed([], Closed.REFUSED, text)
+    assert parts.engine.readiness.reasons == (("broker", "closed over a message that it refuses"),)
+    parts.publisher.on_closed([], Closed.CONNECTION, "connection reset by peer")
+    assert parts.engine.readiness.reasons == (("broker", "connection reset by peer"),)
+
+
+async def test_spans_are_told_of_every_outcome() -> None:
+    told: list[tuple[str, list[str], str]] = []
+
+    class Spans:
+        def end(self, outcome: str, rows: Sequence[Row], now: float, error: str = "") -> None:
+            assert all(row.published_at <= now for row in rows)
+            told.append((outcome, [row.id for row in rows], error))
+
+    parts = Parts()
+    parts.engine.spans = Spans()
+    rows = [make_row(seq, key=f"k{seq}") for seq in (1, 2, 3, 4)]
+    parts.engine.admit(rows)
+    parts.turn()
+    parts.link.ack(rows[0])
+    parts.link.nack(rows[1])
+    parts.link.give_back(rows[2])
+    parts.link.cut()
+    assert told == [
+        ("acked", ["m1"], ""),
+        ("nacked", ["m2"], "basic.nack"),
+        ("returned", ["m3"], "no route"),
+        ("lost", ["m4"], "reset"),
+    ]
+
+
+async def test_a_mute_broker_is_stalled_and_much_later_its_link_is_rebuilt_with_doubling() -> None:
+    parts = Parts(EngineSettings(confirm_timeout_s=30.0))
+    row = make_row(1)
+    parts.engine.admit([row])
+    parts.turn()
+    waited = []
+    for _ in range(2):
+        began = parts.clock.now()
+        parts.link.open = {"m1": row}
+        parts.engine.link = parts.link
+        while parts.link.open:
+            parts.clock.time += 10.0
+            parts.publisher.watch()
+            await turns(3)
+            if parts.clock.now() - began == 30.0:
+                assert "stalled" in dict(parts.engine.readiness.reasons)
+        waited.append(parts.clock.now() - began)
+        assert "stalled" not in dict(parts.engine.readiness.reasons)
+    assert waited == [300.0, 600.0]
+
+
+async def test_a_link_on_which_everything_is_nacked_is_rebuilt_with_doubling_and_without_copies() -> None:
+    """RabbitMQ 3.10 nacks all that a channel sends which met a quorum queue without a leader, long after it has one."""
+    parts = Parts()
+    waited = []
+
+    def has_link() -> bool:
+        return parts.engine.link is not None
+
+    for _ in range(2):
+        parts.engine.link = parts.link
+        began = parts.clock.now()
+        parts.publisher.on_nacked([])
+        parts.link.open = {"m1": make_row(1)}
+        for _ in range(30):
+            parts.pass_time(1.0)
+            parts.publisher.watch()
+            parts.publisher.on_nacked([])
+        await turns(3)
+        assert has_link(), "a message is in flight"
+        parts.link.open = {}
+        parts.publisher.watch()
+        await turns(3)
+        assert not has_link()
+        waited.append(parts.publisher._nacked_rebuild_s)
+        assert parts.clock.now() - began == 30.0
+    assert waited == [20.0, 40.0]
+    parts.engine.link = parts.link
+    parts.publisher.on_nacked([])
+    parts.publisher.on_acked([])
+    parts.pass_time(1000.0)
+    parts.publisher.watch()
+    await turns(3)
+    assert has_link(), "it confirms something"
+    assert parts.publisher._nacked_rebuild_s == 10.0
+
+
+async def test_an_exchange_that_is_refused_again_and_again_is_said_once(caplog: pytest.LogCaptureFixture) -> None:
+    """Without the right to write, each link opens and is closed over its first message: two lines a try, for ever."""
+    caplog.set_level(logging.INFO, "tests.parts")
+    parts = Parts()
+    for _ in range(3):
+        parts.publisher._note_up()
+        parts.publisher.on_closed([], Closed.EXCHANGE, "403 ACCESS_REFUSED")
+    parts.publisher._note_up()
+    parts.publisher.on_acked([])
+    assert [record.getMessage() for record in caplog.records] == [
+        "broker_connected",
+        "broker_lost",
+        "exchange_accepted",
+    ]
+    parts.publisher.on_closed([], Closed.EXCHANGE, "403 ACCESS_REFUSED")
+    assert caplog.records[-1].getMessage() == "broker_lost"
+
+
+async def test_the_rate_is_kept() -> None:
+    parts = Parts(EngineSettings(rate_max=100.0))
+    parts.engine.admit([make_row(seq, f"k{seq}") for seq in range(1, 400)])
+    start = parts.clock.now()
+    while parts.clock.now() < start + 2.0:
+        parts.turn()
+        parts.pass_time(0.01)
+    assert 180 <= len(parts.link.sent) <= 210

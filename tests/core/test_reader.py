@@ -1,0 +1,178 @@
+"""The engine's reader, without a simulation: one call, one look at what became of it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from relay.core.holding import HOLDING_KEYS_MAX
+from relay.core.ports import (
+    Armed,
+    Check,
+    Claim,
+    Due,
+    HeldKey,
+    HeldPage,
+    Page,
+)
+from relay.core.settings import EngineSettings
+from relay.errors import DatabaseRefused
+from relay.message import Aside, State
+from tests.core.parts import Parts, eventually, make_row, turns
+
+# ---------------------------------------------------------------- the reader
+
+
+def reading_parts(settings: EngineSettings | None = None, **answers: Any) -> Parts:
+    """A reader whose database is empty unless told otherwise."""
+    defaults: dict[str, Any] = {
+        "check": Check(0, [], 5000.0),
+        "page": Page([], []),
+        "due": Due([], [], None),
+        "arm": Armed.TIMED_OUT,
+    }
+    return Parts(settings, **(defaults | answers))
+
+
+async def test_a_purge_that_is_refused_stops_no_reading() -> None:
+    """A slow purge met its statement timeout in every turn: twenty of them, new sessions, and no row ever read."""
+    row = make_row(1)
+    parts = reading_parts(purge=DatabaseRefused("statement timeout"), check=Check(1, [], 0.0), page=Page([], [row]))
+    await parts.reader._turn()
+    assert row in parts.engine.chains
+    parts.clock.time += 1.0
+    await parts.reader._turn()
+    assert len(parts.outbox.calls("purge")) == 1
+
+
+async def test_a_due_row_that_was_settled_meanwhile_is_not_taken_again() -> None:
+    """R4 holds for rows aside as for a page: published twice, and nothing had failed."""
+    parts = reading_parts()
+    del parts.outbox.answers["due"]
+    row = make_row(1, aside=Aside.DEFERRED)
+    parts.engine.admit([row], known_until=-1)
+    parts.turn()
+    parts.engine.note_due(0.0)
+    async with parts.running(parts.reader._turn(), parts.settler.run()):
+        call = await parts.outbox.called("due")
+        parts.link.ack(row)
+        await parts.settled()
+        parts.commit(done=[row])
+        await eventually(lambda: row not in parts.engine.chains)
+        call.answer(Due([make_row(1, aside=Aside.DEFERRED)], [], None))
+        await turns()
+        assert len(parts.engine.chains) == 0
+
+
+async def test_rows_loaded_anew_do_not_enter_a_shard_that_is_given_away() -> None:
+    """At a stop too: the shard would not be idle and keep its lease until it ran out."""
+    parts = reading_parts()
+    del parts.outbox.answers["page"]
+    row = make_row(1)
+    parts.engine.admit([row])
+    parts.turn()
+    parts.link.give_back(row)
+    async with parts.running(parts.settler.run()):
+        await parts.settled()
+        parts.commit(changed=[row])
+        await eventually(lambda: parts.engine.reread == [row])
+    parts.keeper.give([0])
+    assert not parts.engine.chains.is_idle(0), "its decision is still to be known"
+    parts.outbox.answers["reload"] = [make_row(1)]
+    await parts.reader._reread()
+    assert parts.engine.chains.is_idle(0)
+
+
+async def test_a_shard_that_is_full_is_not_asked_for_again_and_again() -> None:
+    """A hot key keeps its shard behind; every settlement wakes the reader, and a page of the others brings nothing."""
+    parts = reading_parts(EngineSettings(read_ahead_max=40), check=Check(1000, [], 0.0))
+    parts.own(1)
+    parts.outbox.answers["page"] = lambda request: Page(
+        [], [make_row(s) for s in range(1, 11)] if 0 in request.shards else []
+    )
+    await parts.reader._turn()
+    assert parts.engine.chains.count(0) == 10
+    parts.clock.time += 1.0
+    await parts.reader._turn()
+    before = len(parts.outbox.calls("page"))
+    for _ in range(5):
+        assert await parts.reader._turn() > 0.0
+    assert len(parts.outbox.calls("page")) == before
+
+
+async def test_few_rows_at_a_time_reach_every_shard_without_a_poll_between() -> None:
+    """With room for one row and rows in the last of 64 shards, a page a poll interval took half a minute."""
+    parts = reading_parts(EngineSettings(read_ahead_max=1), check=Check(1000, [], 0.0))
+    for shard in range(1, 64):
+        parts.own(shard)
+    last = make_row(7, shard=63)
+    parts.outbox.answers["page"] = lambda request: Page([], [last] if 63 in request.shards else [])
+    for _ in range(64):
+        if last not in parts.engine.chains:
+            assert await parts.reader._turn() == 0.0 or last in parts.engine.chains
+    assert last in parts.engine.chains
+
+
+async def test_a_row_that_came_without_a_ring_sends_the_reader_back_to_the_bell() -> None:
+    """Another relay held the lock and died: no insert rings, and whoever trusts it polls for ever."""
+    parts = reading_parts(arm=Armed.ELSEWHERE)
+    parts.clock.time += 1.0
+    await parts.reader._turn()
+    await parts.reader._turn()
+    assert len(parts.outbox.calls("arm")) == 1
+    parts.outbox.answers |= {"check": Check(1, [], 0.0), "page": Page([], [make_row(1)]), "arm": Armed.GRANTED}
+    parts.clock.time += 1.0
+    await parts.reader._turn()
+    parts.outbox.answers["page"] = Page([], [])
+    parts.clock.time += 1.0
+    await parts.reader._turn()
+    assert len(parts.outbox.calls("arm")) == 2
+
+
+async def test_holds_that_are_being_written_when_a_shard_is_taken_up_are_remembered() -> None:
+    """1 came back unroutable while there was no session; its deferral is not written yet when the new session asks which
+    keys are held. 2 must not overtake it."""
+    parts = reading_parts()
+    one, two = make_row(1), make_row(2)
+    parts.engine.admit([one])
+    parts.turn()
+    parts.engine.lose_sessions()
+    parts.link.give_back(one)
+    parts.engine.claimed = [Claim(0, 1, 0)]
+    parts.outbox.answers |= {"check": Check(2, [], 0.0), "page": Page([], [make_row(1), two])}
+    await parts.reader._turn()
+    assert two.state is State.TESTING
+    parts.turn()
+    assert parts.link.ids == ["m1"]
+
+
+async def test_a_shard_that_held_too_many_keys_is_looked_at_again() -> None:
+    """Every row of it was tested until somebody else claimed it, though nothing was held any more."""
+    parts = reading_parts(check=Check(1, [], 0.0), page=Page([], [make_row(1)]))
+    parts.engine.applied_serial = 7
+    for n in range(HOLDING_KEYS_MAX):
+        parts.engine.chains.note_holding(make_row(n, f"k{n}"), serial=7)
+    held = HeldKey(0, 0, ("", "k"), 3, is_lowest_held=True)
+    parts.outbox.answers["held_keys"] = lambda shards, after, limit: HeldPage([held], None if after else (5, 5))
+    await parts.reader._turn()
+    assert parts.engine.chains.holding.incomplete == [0], "the walk has one more page"
+    assert parts.engine.decisions.promotions == [(0, ("", "k"))]
+    parts.clock.time += 1.0
+    await parts.reader._turn()
+    assert parts.engine.chains.holding.incomplete == []
+    assert not parts.engine.chains.holding.may_hold(0, ("", "other"), None)
+    assert parts.engine.chains.holding.may_hold(0, ("", "k"), None)
+    parts.clock.time += 60.0
+    await parts.reader._turn()
+    assert len(parts.outbox.calls("held_keys")) == 2, "nobody asks while all is known"
+
+
+async def test_a_shard_is_read_when_its_parked_rows_have_our_policy() -> None:
+    parts = reading_parts(apply_policy=False, check=Check(1, [], 0.0), page=Page([], [make_row(1, shard=1)]))
+    parts.engine.leases.on_claimed([Claim(1, 1, 0)], parts.clock.now())
+    parts.engine.claimed = [Claim(1, 1, 0, has_other_policy=True)]
+    await parts.reader._turn()
+    assert 1 not in parts.engine.reading.cursors
+    parts.outbox.answers["apply_policy"] = True
+    await parts.reader._turn()
+    assert 1 in parts.engine.reading.cursors
+    assert [call.arguments[0] for call in parts.outbox.calls("apply_policy")] == [{1: 1}, {1: 1}]

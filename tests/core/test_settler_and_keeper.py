@@ -1,0 +1,183 @@
+"""The engine's settler and keeper, without a simulation: one call, one look at what became of it."""
+
+from __future__ import annotations
+
+from relay.core.ports import (
+    Claim,
+    Held,
+    Page,
+)
+from relay.errors import DatabaseRefused
+from relay.keeper import Keeper
+from relay.message import State
+from tests.core.parts import Parts, eventually, make_row, renewal, turns
+
+# ---------------------------------------------------------------- the settler
+
+
+async def test_decisions_of_a_settlement_that_was_cancelled_are_kept() -> None:
+    """The keeper lost its session first: the settler is cancelled within `settle`, and what was sent must be settled
+    again in the next life of the sessions (S3), not stay SETTLING for ever with the floor and the drain behind it."""
+    parts = Parts()
+    row = make_row(1)
+    parts.engine.admit([row])
+    parts.turn()
+    parts.link.ack(row)
+    async with parts.running(parts.settler.run()):
+        assert (await parts.settled()).sent == [row]
+    parts.engine.lose_sessions()
+    assert parts.engine.decisions.sent == [row]
+    async with parts.running(parts.settler.run()):
+        assert (await parts.settled()).sent == [row]
+        parts.commit(done=[row])
+        await eventually(lambda: len(parts.engine.chains) == 0)
+
+
+async def test_what_else_a_cancelled_settlement_carried_is_dropped_with_its_rows() -> None:
+    """A deferral and its followers under way when the session is lost: none of them stays SETTLING in memory."""
+    parts = Parts()
+    rows = [make_row(1), make_row(2), make_row(3, "other")]
+    parts.engine.admit(rows)
+    parts.turn()
+    parts.link.give_back(rows[0])
+    async with parts.running(parts.settler.run()):
+        settlement = await parts.settled()
+        assert [each.row for each in settlement.setbacks] == rows[:1]
+        assert settlement.followers == rows[1:2]
+    parts.engine.lose_sessions()
+    assert [row.state for row in rows] == [State.FORGOTTEN, State.FORGOTTEN, State.IN_FLIGHT]
+    assert len(parts.engine.decisions) == 0
+
+
+async def test_a_refused_settlement_is_tried_again_with_the_same_decisions() -> None:
+    parts = Parts()
+    rows = [make_row(1), make_row(2, "other")]
+    parts.engine.admit(rows)
+    parts.turn()
+    parts.link.ack(rows[0])
+    async with parts.running(parts.settler.run()):
+        assert (await parts.settled()).sent == rows[:1]
+        parts.link.ack(rows[1])
+        parts._call.fail(DatabaseRefused("lock timeout"))
+        assert (await parts.settled()).sent == rows
+        parts.commit(done=rows)
+        await eventually(lambda: len(parts.engine.chains) == 0)
+
+
+async def test_a_row_that_somebody_changed_keeps_its_place_until_it_is_loaded_anew() -> None:
+    """1 was returned, its deferral missed (somebody touched the row); 2, read since and without a blocker in the table,
+    must not go before 1 has been loaded again (I3)."""
+    parts = Parts()
+    one, two = make_row(1), make_row(2)
+    parts.engine.admit([one])
+    parts.turn()
+    parts.link.give_back(one)
+    parts.engine.admit([two])
+    assert two.state is State.TESTING
+    async with parts.running(parts.settler.run(), parts.publisher.run()):
+        settlement = await parts.settled()
+        assert settlement.tested == [two]
+        parts.commit(changed=[one], unblocked=[two])
+        await eventually(lambda: parts.engine.reread == [one])
+        await turns()
+        assert parts.link.ids == ["m1"]
+        again = make_row(1)
+        parts.outbox.answers["reload"] = [again]
+        await parts.reader._reread()
+        await eventually(lambda: parts.link.sent[1:] == [again])
+        parts.link.ack(again)
+        await eventually(lambda: parts.link.ids == ["m1", "m1", "m2"])
+
+
+async def test_an_old_fence_does_not_cost_the_lease_that_was_claimed_since() -> None:
+    """Shard 0 was lost and claimed again while a settlement under the old epoch was under way."""
+    parts = Parts()
+    row = make_row(1)
+    parts.engine.admit([row])
+    parts.turn()
+    parts.link.ack(row)
+    async with parts.running(parts.settler.run()):
+        assert (await parts.settled()).fences == {0: 1}
+        parts.engine.lose_shard(0)
+        parts.engine.leases.on_claimed([Claim(0, 3, 0)], parts.clock.now())
+        parts.commit(lost={0})
+        await eventually(lambda: parts.engine.applied_serial == 0)
+        assert 0 in parts.engine.leases
+
+
+# ---------------------------------------------------------------- the settler's locked rows
+
+
+async def test_a_locked_row_is_settled_again_though_others_are_locked_meanwhile() -> None:
+    """Each locked row put the next try off for all: an application that walks through the table kept them unsettled."""
+    parts = Parts()
+    rows = [make_row(seq, f"k{seq}") for seq in range(1, 40)]
+    parts.engine.admit(rows)
+    parts.turn()
+    async with parts.running(parts.settler.run()):
+        for row in rows:
+            parts.link.ack(row)
+            settlement = await parts.settled()
+            if rows[0] in settlement.sent and row is not rows[0]:
+                return
+            parts.commit(locked=[row])
+            parts.clock.time += 0.02
+    raise AssertionError("the first row was never tried again")
+
+
+# ---------------------------------------------------------------- the keeper
+
+
+async def test_a_new_session_takes_up_what_is_kept_and_lets_go_what_was_being_given() -> None:
+    """A shard being handed over when the sessions were lost: read again, it would never be idle, and a relay that has
+    left the fair share (no broker) would keep it for ever (L6)."""
+    parts = Parts(renew=renewal({0: (1, 0), 1: (1, 7)}), release=None)
+    parts.own(1, 7)
+    parts.engine.broker_lost_at = parts.clock.now()
+    parts.keeper.give([0])
+    parts.engine.lose_sessions()
+    keeper = Keeper(parts.engine)
+    await keeper._renew()
+    assert [claim.shard for claim in parts.engine.claimed] == [1]
+    assert parts.outbox.calls("release")[0].arguments[0].keys() == {0}
+
+
+async def test_a_hand_over_is_not_held_up_by_rows_that_came_back_unsent() -> None:
+    """In flight when the shard was given; then nacked, or its link closed: it goes with the shard (L5)."""
+    parts = Parts(renew=renewal({0: (1, 0)}), release=None)
+    nacked, lost = make_row(1, "a"), make_row(2, "b")
+    parts.engine.admit([nacked, lost])
+    parts.turn()
+    parts.keeper.give([0])
+    await parts.keeper._renew()
+    assert not parts.outbox.calls("release"), "two are in flight"
+    parts.link.nack(nacked)
+    parts.link.cut()
+    await parts.keeper._renew()
+    assert parts.outbox.calls("release")[0].arguments[0] == {0: Held(1, None)}
+    assert 0 not in parts.engine.leases
+
+
+async def test_a_hand_over_that_ends_writes_the_floor_of_when_it_began() -> None:
+    """What was read ahead and dropped lies above it; the row in flight may still fail."""
+    parts = Parts(renew=renewal({0: (1, 0)}), release=None)
+    parts.check(9)
+    request = parts.engine.reading.request([0], 100, 100)
+    rows = [make_row(4, "a"), make_row(6, "b")]
+    parts.engine.admit(parts.engine.reading.on_page(request, Page([], rows)))
+    assert [row.seq for row in parts.engine.chains.take(1, 100, [True] * 64)] == [4]
+    parts.keeper.give([0])
+    assert rows[1].state is State.FORGOTTEN
+    parts.publisher.on_acked([rows[0]])
+    parts.engine.chains.finish([rows[0]])
+    await parts.keeper._renew()
+    assert parts.outbox.calls("release")[0].arguments[0] == {0: Held(1, 3)}
+
+
+async def test_without_a_broker_for_some_leases_time_the_shards_go() -> None:
+    parts = Parts(renew=renewal({0: (1, 0)}), release=None)
+    parts.engine.broker_lost_at = parts.clock.now()
+    parts.clock.time += 100.0
+    await parts.keeper._renew()
+    assert parts.outbox.calls("renew")[0].arguments[1] is False
+    assert len(parts.engine.leases) == 0
