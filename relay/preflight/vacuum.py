@@ -53,32 +53,32 @@ def _autovacuum(facts: Mapping[str, Any], table: str) -> Finding:
 
 def _transactions(facts: Mapping[str, Any]) -> Iterator[Finding]:
     """Who keeps dead rows alive. A transaction that writes nothing does it too."""
-    is_held = False
-    age = facts["oldest_transaction_s"]
-    if age is not None and age > SNAPSHOT_AGE_S_MAX:
-        is_held = True
-        yield warning(
-            "transactions",
-            f"a transaction has been open for {age / 3600:.1f} h: dead rows pile up meanwhile",
-            "find it in pg_stat_activity (order by xact_start) and end it",
+    held = [
+        warning("transactions", f"{what.format(age=age)}: dead rows pile up meanwhile", mend)
+        for age, age_max, what, mend in (
+            (
+                _hours(facts["oldest_transaction_s"]),
+                SNAPSHOT_AGE_S_MAX / 3600,
+                "a transaction has been open for {age:.1f} h",
+                "find it in pg_stat_activity (order by xact_start) and end it",
+            ),
+            (
+                _hours(facts["oldest_prepared_s"]),
+                SNAPSHOT_AGE_S_MAX / 3600,
+                "a prepared transaction has waited for {age:.1f} h",
+                "find it in pg_prepared_xacts; COMMIT PREPARED or ROLLBACK PREPARED",
+            ),
+            (
+                facts["slot_age_transactions"],
+                SLOT_AGE_TRANSACTIONS_MAX,
+                "a replication slot holds back the last {age:,} transactions",
+                "find it in pg_replication_slots; mend its consumer, or drop it",
+            ),
         )
-    age = facts["oldest_prepared_s"]
-    if age is not None and age > SNAPSHOT_AGE_S_MAX:
-        is_held = True
-        yield warning(
-            "transactions",
-            f"a prepared transaction has waited for {age / 3600:.1f} h: dead rows pile up meanwhile",
-            "find it in pg_prepared_xacts; COMMIT PREPARED or ROLLBACK PREPARED",
-        )
-    age = facts["slot_age_transactions"]
-    if age is not None and age > SLOT_AGE_TRANSACTIONS_MAX:
-        is_held = True
-        yield warning(
-            "transactions",
-            f"a replication slot holds back the last {age:,} transactions: dead rows pile up meanwhile",
-            "find it in pg_replication_slots; mend its consumer, or drop it",
-        )
-    if is_held:
+        if age is not None and age > age_max
+    ]
+    yield from held
+    if held:
         return
     if facts["sees_sessions"]:
         yield ok("transactions", "none is old enough to hold vacuum back")
@@ -86,3 +86,7 @@ def _transactions(facts: Mapping[str, Any]) -> Iterator[Finding]:
         yield not_checked(
             "transactions", "this role sees no other role's sessions", "GRANT pg_read_all_stats to it, for this"
         )
+
+
+def _hours(seconds: float | None) -> float | None:
+    return None if seconds is None else seconds / 3600
