@@ -21,6 +21,9 @@ LEAST = {"configure": "^$", "write": "^amq[.]default$", "read": f"^{QUEUE}$"}
 async def test_passwords_change_while_it_runs(
     inbox: Site, rabbit_server: RabbitServer, postgres_server: PostgresServer, tmp_path: Path
 ) -> None:
+    async def has_come(messages: int) -> bool:
+        return bool(await inbox.database.fetchval("SELECT count(*) = $1 FROM inbox", messages))
+
     await inbox.declare(())
     vhost = unquote(inbox.amqp_url.rpartition("/")[2])
     files = {name: tmp_path / name for name in ("RELAY_INBOX_DATABASE_URL_FILE", "RELAY_INBOX_AMQP_URL_FILE")}
@@ -43,16 +46,14 @@ async def test_passwords_change_while_it_runs(
                 await inbox.publish("m1")
                 amqp_file.write_text(at_broker.url)
                 await sidecar.ready(30)
+                # Its session stands: one that is being opened in the very moment of the change would live on.
+                await eventually(lambda: has_come(1), 30)
                 await at_database.change_password("second at the database")
                 await inbox.publish("m2")
                 await eventually(lambda: "password authentication failed" in sidecar.get("/readyz")[1], 30)
                 database_file.write_text(at_database.url)
                 await sidecar.ready(30)
-
-                async def are_there() -> bool:
-                    return bool(await inbox.database.fetchval("SELECT count(*) = 2 FROM inbox"))
-
-                await eventually(are_there, 20)
+                await eventually(lambda: has_come(2), 20)
                 assert await sidecar.stop() == 0
             finally:
                 sidecar.close()
