@@ -15,7 +15,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-import asyncpg
 from aiormq.exceptions import AMQPError
 
 from bench.errors import BenchFailed, Unavailable
@@ -23,16 +22,15 @@ from bench.proof import compare_shapes
 from bench.rig import Rig
 from bench.scenarios import SCENARIOS
 from bench.step import Form, Run, Step
+from relay.database import DRIVER_ERRORS
 from relay.errors import RelayError
 
 DISTURBED: Final = (
     BenchFailed,
     RelayError,
     subprocess.SubprocessError,
-    OSError,  # a server's port or process that is gone, and TimeoutError
     AMQPError,
-    asyncpg.PostgresError,
-    asyncpg.InterfaceError,
+    *DRIVER_ERRORS,  # OSError among them: a server's port or process that is gone
 )
 """What a step ends with when something else than the suite itself is at fault."""
 

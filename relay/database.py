@@ -44,6 +44,9 @@ CLOSE_TIMEOUT_S = 2.0
 STEP_TIMEOUT_S = 900.0
 """For one step: far above any honest one; only a server that no longer answers takes this long."""
 
+DRIVER_ERRORS = (asyncpg.PostgresError, asyncpg.InterfaceError, asyncpg.InternalClientError, OSError, TimeoutError)
+"""All that a statement raises where no column's value is wrong; the third comes of a session that ends under it."""
+
 _CERTIFICATE_HINT = "check the server's certificate, and host and sslrootcert in its URL"
 _HANG_UP_HINT = "the server's log says why; one that refuses a client's certificate may hang up like this"
 _TLS_HINT = "check sslcert and sslkey in its URL: the server must know their authority"
@@ -105,7 +108,7 @@ async def close(connection: Connection) -> None:
     """End a session, with a goodbye if the server takes it within seconds; never raises, safe to repeat."""
     try:
         await connection.close(timeout=CLOSE_TIMEOUT_S)
-    except (asyncpg.PostgresError, asyncpg.InterfaceError, OSError):
+    except DRIVER_ERRORS:
         connection.terminate()
 
 

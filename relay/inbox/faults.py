@@ -22,7 +22,13 @@ _PERMANENT_CLASSES: Final = ("22", "23", "54")
 """Data exception, integrity constraint, a limit of the program such as an index row's size."""
 
 _DRIVERS: Final = ("asyncpg", "psycopg", "psycopg2", "sqlalchemy")
-_LOST: Final = ("OperationalError", "InterfaceError", "ConnectionDoesNotExistError", "PoolTimeout")
+_LOST: Final = (
+    "OperationalError",
+    "InterfaceError",
+    "InternalClientError",
+    "ConnectionDoesNotExistError",
+    "PoolTimeout",
+)
 
 
 def classify(error: BaseException) -> Failure:

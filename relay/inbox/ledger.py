@@ -13,7 +13,7 @@ from typing import Any, Final, Protocol
 import asyncpg
 from asyncpg.transaction import Transaction
 
-from relay.database import close, connect, literal, mapped_errors, sql_file
+from relay.database import DRIVER_ERRORS, close, connect, literal, mapped_errors, sql_file
 from relay.errors import DatabaseError, DatabaseUnavailable, SchemaMissing
 from relay.inbox.message import Message
 from relay.inbox.order import Order, Place, place
@@ -193,7 +193,7 @@ class AsyncpgLedger:
                     await transaction.rollback()
                 self._idle.append(connection)
                 return
-        except (asyncpg.PostgresError, asyncpg.InterfaceError, OSError, TimeoutError):
+        except DRIVER_ERRORS:
             # Closed below: whatever it was, this connection is not used again.
             pass
         except BaseException:

@@ -12,9 +12,9 @@ import asyncio
 from collections.abc import Sequence
 from typing import Final
 
-import asyncpg
 from aiormq.abc import DeliveredMessage
 
+from relay.database import DRIVER_ERRORS
 from relay.errors import DatabaseError, DatabaseUnavailable
 from relay.inbox.faults import classify
 from relay.inbox.hand import Hand, Life, Shared, iso_now
@@ -25,7 +25,7 @@ from relay.inbox.publisher import Lane
 
 FULL_RECHECK_S: Final = 1.0
 
-_REFUSALS: Final = (Permanent, DatabaseError, asyncpg.PostgresError, asyncpg.InterfaceError, OSError, TimeoutError)
+_REFUSALS: Final = (Permanent, DatabaseError, *DRIVER_ERRORS)
 
 Pair = tuple[DeliveredMessage, Message]
 

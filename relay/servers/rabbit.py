@@ -8,6 +8,7 @@ import random
 import signal
 import socket
 import subprocess
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from urllib.parse import quote
@@ -24,6 +25,8 @@ from relay.servers.process import (
     send_signal,
 )
 from relay.servers.programs import LOOPBACK, find_epmd, find_erl_call, find_rabbitmq
+
+CONNECT_TIMEOUT_S = 15.0
 
 
 class Epmd(Server):
@@ -153,7 +156,16 @@ class RabbitServer(Server):
     def eval(self, expressions: str) -> str:
         """Evaluate Erlang in the node (10 ms) and return the term's text: `eval("rabbit_vhost:list_names()")`."""
         command = [find_erl_call(), "-n", self.node, "-c", self._cookie, "-e"]
-        answer = run(command, self._environment, stdin=f"{expressions}.\n")
+        deadline = time.monotonic() + CONNECT_TIMEOUT_S
+        while True:
+            try:
+                answer = run(command, self._environment, stdin=f"{expressions}.\n")
+                break
+            except ServerFailed as error:
+                # Nothing was evaluated: a node that has a lot to do misses the handshake now and then.
+                if "failed to connect" not in str(error) or not self.is_running or time.monotonic() > deadline:
+                    raise
+                time.sleep(0.1)
         if not answer.startswith("{ok,"):
             raise ServerFailed(f"RabbitMQ answered {answer.strip()} to {expressions}")
         return answer.strip().removeprefix("{ok,").removesuffix("}").strip()

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from urllib.parse import quote
 
 import asyncpg
@@ -37,9 +38,18 @@ class Role:
         """And end its sessions, which would live on with the old one."""
         self.password = password
         await self._database.execute(f"ALTER ROLE \"{self.name}\" PASSWORD '{password}'")
+        await self.end_sessions()
+
+    async def end_sessions(self) -> None:
+        """Of those that are listed: one that is just logging in with the old password comes to light later."""
         await self._database.execute(
             "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE usename = $1", self.name
         )
+
+    async def is_locked_out(self, reasons: Callable[[], str]) -> bool:
+        """Whether `reasons()` tells of a refused password; asked again until it does, it leaves no old session alive."""
+        await self.end_sessions()
+        return "password authentication failed" in await asyncio.to_thread(reasons)
 
 
 @contextlib.asynccontextmanager

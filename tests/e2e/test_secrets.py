@@ -62,7 +62,7 @@ async def test_case_40_passwords_change_while_it_runs(site: Site, relay_role: Ro
     await daemon.ready()
     await site.all_sent()
     await relay_role.change_password("second at the database")
-    await eventually(lambda: "password authentication failed" in daemon.get("/readyz")[1])
+    await eventually(lambda: relay_role.is_locked_out(lambda: daemon.get("/readyz")[1]))
     await site.insert("m2")
     by_files(site, database_url="")
     await eventually(lambda: "RELAY_DATABASE_URL_FILE: is empty" in daemon.get("/readyz")[1])

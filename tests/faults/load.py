@@ -8,13 +8,14 @@ from typing import Final
 
 import asyncpg
 
+from relay.database import DRIVER_ERRORS
+
 ROWS_A_COMMIT: Final = 8
 _INSERT: Final = """
     INSERT INTO outbox (id, event_type, aggregate_type, aggregate_id, payload)
     SELECT 'w' || n, 'ok.x', 'order', (n % $3)::text, '{}'
     FROM generate_series($1::int, $2::int) n
 """
-_GONE: Final = (asyncpg.PostgresError, asyncpg.InterfaceError, asyncpg.InternalClientError, OSError, TimeoutError)
 
 
 class Load:
@@ -78,7 +79,7 @@ class Load:
                 first, self._next = self._next, self._next + ROWS_A_COMMIT
                 await connection.execute(_INSERT, first, self._next - 1, self._keys, timeout=3)
                 self.answered += [f"w{n}" for n in range(first, self._next)]
-            except _GONE:
+            except DRIVER_ERRORS:
                 # What the application would do: again, later. Its rows of this transaction are not owed.
                 if connection is not None:
                     connection.terminate()

@@ -100,6 +100,7 @@ def test_jitter_has_its_share() -> None:
         (asyncpg.AdminShutdownError("x"), ErrorClass.DATABASE, True),
         (asyncpg.ConnectionDoesNotExistError("x"), ErrorClass.DATABASE, True),
         (asyncpg.InterfaceError("connection is closed"), ErrorClass.DATABASE, True),
+        (asyncpg.InternalClientError("cannot switch to state 15"), ErrorClass.DATABASE, True),
         (asyncpg.QueryCanceledError("x"), ErrorClass.TIMEOUT, False),
         (asyncpg.UniqueViolationError("x"), ErrorClass.CONSTRAINT, False),
         (asyncpg.UndefinedTableError("x"), ErrorClass.UNKNOWN, False),

@@ -115,6 +115,24 @@ async def test_what_the_table_cannot_hold_is_parked_alone(inbox: Site, sidecars:
     await eventually(are_there)
 
 
+async def test_a_session_that_ends_under_a_write_is_an_outage(inbox: Site, sidecars: Any) -> None:
+    """At whatever point of the transaction it ends: the driver's own complaints about it are no faults of ours."""
+    sidecar: Sidecar = await sidecars(log_level="debug").ready()
+    wanted = [f"m{number}" for number in range(30)]
+    for message_id in wanted:
+        await inbox.publish(message_id)
+        await inbox.database.execute(
+            "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name = 'outbox-relay inbox'"
+        )
+        await sidecar.ready(30)
+
+    async def are_there() -> bool:
+        return await rows(inbox) == wanted
+
+    await eventually(are_there, 30)
+    assert await sidecar.stop() == 0
+
+
 async def test_killed_again_and_again_each_message_is_there_once_in_order(inbox: Site, sidecars: Any) -> None:
     wanted = [f"m{number}" for number in range(400)]
     publishing = asyncio.create_task(_publish_slowly(inbox, wanted))

@@ -13,6 +13,7 @@ import aio_pika
 import asyncpg
 from aio_pika.abc import AbstractIncomingMessage
 
+from relay.database import DRIVER_ERRORS
 from tests.e2e.conftest import QUEUE
 
 KEYS = 500
@@ -23,7 +24,6 @@ _INSERT = """
     SELECT n::text, 'ok.x', 'order', (n % $3)::text, json_build_object('n', n)
     FROM generate_series($1::int, $2::int) n
 """
-_GONE = (asyncpg.PostgresError, asyncpg.InterfaceError, asyncpg.InternalClientError, OSError, TimeoutError)
 
 
 class Ledger:
@@ -97,7 +97,7 @@ class Writer:
                 first, self._next = self._next, self._next + count
                 await connection.execute(_INSERT, first, self._next - 1, KEYS, timeout=10)
                 self._ledger.answer(range(first, self._next))
-            except _GONE:
+            except DRIVER_ERRORS:
                 if connection is not None:
                     connection.terminate()
                     connection = None
