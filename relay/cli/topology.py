@@ -16,7 +16,11 @@ def add(commands: Commands) -> None:
     topology = add_command(commands, "topology", None, "the broker's exchanges, queues and policies, by a TOML file")
     actions = topology.add_subparsers(title="commands", metavar="COMMAND", required=True)
     for name, perform, text in (
-        ("plan", _topology_plan, "what `apply` would do, and the rabbitmqctl lines that do the same"),
+        (
+            "plan",
+            _topology_plan,
+            "what `apply` would do, and the rabbitmqctl lines that do the same; exit 4 where the broker differs",
+        ),
         ("apply", _topology_apply, "declare what is missing, set policies; deletes nothing; exit 4 on a conflict"),
         ("check", _topology_check, "compare, change nothing; exit 4 where the broker differs"),
     ):
@@ -36,7 +40,7 @@ def _topology_plan(options: argparse.Namespace, console: Console) -> int:
         print_json(words.document(plan), console)
     else:
         print_lines(words.lines(plan), console)
-    return 0
+    return CheckFailed.exit_code if plan.differs else 0
 
 
 def _topology_apply(options: argparse.Namespace, console: Console) -> int:

@@ -30,7 +30,9 @@ class Plan:
 
     @property
     def differs(self) -> bool:
-        """Whether the broker is not what the file says; leftovers are none of the file's business."""
+        """Whether the broker is not what the file says; false where none was asked. Leftovers are none of the file's
+        business.
+        """
         return any(change.action is not Action.LEFTOVER for change in self.changes or ())
 
 
