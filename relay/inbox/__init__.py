@@ -13,12 +13,13 @@ from relay.inbox.consumer import Consumer
 from relay.inbox.ledger import AsyncpgLedger, Handler, Ledger
 from relay.inbox.message import Message
 from relay.inbox.order import Order
-from relay.inbox.outcome import ErrorClass, Outcome, Permanent, RetryPolicy, Transient
+from relay.inbox.outcome import BrokerRetry, ErrorClass, Outcome, Permanent, RetryPolicy, Transient
 from relay.inbox.outgoing import Outgoing, outgoing_id
 from relay.inbox.settings import ConsumerSettings
 
 __all__ = [
     "AsyncpgLedger",
+    "BrokerRetry",
     "Consumer",
     "ConsumerSettings",
     "ErrorClass",

@@ -92,7 +92,9 @@ class Consumer:
         self._station.stop()
 
     async def run(self) -> None:
-        """Consume until `stop`. Outages are waited for. Raises DrainIncomplete when the grace ran out."""
+        """Consume until `stop`. Outages are waited for. Raises DrainIncomplete when the grace ran out, ConfigError for
+        `BrokerRetry` on a broker before RabbitMQ 4.3.
+        """
         await self._station.run()
 
     async def _forget(self) -> None:

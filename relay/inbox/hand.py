@@ -1,4 +1,5 @@
-"""A channel that consumes, what it has in hand, and the ends that a delivery can come to: ack, retry, parking, reject.
+"""A channel that consumes, what it has in hand, and the ends that a delivery can come to: ack, retry, return, parking,
+reject.
 
 Invariants: a message is acknowledged after its COMMIT or after its copy's confirm, never before; what is in hand when
 the channel goes is delivered again, and the database knows it.
@@ -30,6 +31,7 @@ from relay.inbox.message import Message, attempts_so_far, read
 from relay.inbox.metrics import InboxMetrics
 from relay.inbox.outcome import Failure, Outcome, Park, Permanent, Retry
 from relay.inbox.publisher import CopyImpossible, CopyUnavailable, Lane
+from relay.inbox.returns import Returns
 from relay.inbox.seldom import Seldom
 from relay.inbox.settings import ConsumerSettings
 from relay.logs import Log
@@ -38,6 +40,7 @@ from relay.topology import names
 COPY_BACKOFF_MIN_S: Final = 0.5
 COPY_BACKOFF_MAX_S: Final = 30.0
 BROKER_TIMEOUT_S: Final = 10.0
+GIVE_BACK_TIMEOUT_S: Final = 2.0
 
 ACKS_TOGETHER: Final = 10
 ACK_DELAY_S: Final = 0.02
@@ -99,6 +102,7 @@ class Shared:
     random: random.Random
     log: Log
     parkings: Seldom = field(default_factory=Seldom)
+    returns: Returns = field(default_factory=Returns)
 
 
 class Hand(ABC):
@@ -114,6 +118,7 @@ class Hand(ABC):
         self._hand: asyncio.Queue[DeliveredMessage | None] = asyncio.Queue()
         self._in_hand = 0
         self._channel: AbstractChannel | None = None
+        self._tag: str | None = None
         self._owed: DeliveredMessage | None = None
         self._owed_outcomes: list[Outcome] = []
         self._late: asyncio.Task[None] | None = None
@@ -138,6 +143,8 @@ class Hand(ABC):
             self._owed = None
             if self._late is not None:
                 self._late.cancel()
+            if self._settings.returns_to_broker:
+                await self._give_back()
             self._metrics.unacked_messages -= self._in_hand
             self._in_hand = 0
 
@@ -152,7 +159,7 @@ class Hand(ABC):
                 channel.closing.add_done_callback(lambda _: self._life.end("the channel was closed"))
                 channel.on_consumer_cancel_callbacks.add(self._on_cancel)
                 await channel.basic_qos(prefetch_count=self._settings.prefetch)
-                await channel.basic_consume(self._shared.queue, self._receive)
+                self._tag = (await channel.basic_consume(self._shared.queue, self._receive)).consumer_tag
         except (aiormq.AMQPError, RuntimeError, OSError, TimeoutError) as error:
             raise BrokerUnavailable(
                 f"cannot consume {self._shared.queue}: {str(error) or 'no answer in time'}"
@@ -181,6 +188,7 @@ class Hand(ABC):
                 exchange=delivery.exchange or "",
                 routing_key=delivery.routing_key or "",
                 is_redelivered=bool(delivery.redelivered),
+                counts_returns=self._settings.returns_to_broker,
             )
         except Permanent as error:
             failure = classify(error)
@@ -188,7 +196,8 @@ class Hand(ABC):
             return failure
 
     async def _park_unread(self, delivery: DeliveredMessage, failure: Failure) -> None:
-        attempt = attempts_so_far(delivery.header.properties.headers or {})
+        headers = delivery.header.properties.headers or {}
+        attempt = attempts_so_far(headers, counts_returns=self._settings.returns_to_broker)
         await self._park(delivery, self._origin(delivery, attempt, iso_now()), Park(failure.text), failure)
 
     # ---------------------------------------------------------------- the ends of a delivery
@@ -198,6 +207,22 @@ class Hand(ABC):
             await self._ack(delivery, Outcome.RETRIED)
         else:
             await self._reject(delivery, failure)
+
+    async def _return(self, delivery: DeliveredMessage, message: Message, failed_at: str) -> None:
+        """The queue delays it and counts it: `basic.nack` would not count (RabbitMQ 4.3, quorum queues)."""
+        self._shared.returns.note(message.id, failed_at, time.monotonic())
+        await self._end(Outcome.RETRIED, self._open_channel.basic_reject(tag_of(delivery), requeue=True))
+
+    async def _give_back(self) -> None:
+        """What is in hand was not tried: a nack says so, while the channel's end would count as a failure of each."""
+        channel, tag = self._channel, self._tag
+        if self._in_hand == 0 or channel is None or channel.is_closed or tag is None:
+            return
+        with contextlib.suppress(aiormq.AMQPError, RuntimeError, OSError, TimeoutError):
+            async with asyncio.timeout(GIVE_BACK_TIMEOUT_S):
+                # First, or the broker would deliver them here again.
+                await channel.basic_cancel(tag)
+                await channel.basic_nack(0, multiple=True, requeue=True, wait=False)
 
     async def _park(self, delivery: DeliveredMessage, origin: Origin, park: Park, failure: Failure) -> None:
         settings = self._settings

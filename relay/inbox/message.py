@@ -124,31 +124,40 @@ def read(
     exchange: str,
     routing_key: str,
     is_redelivered: bool,
+    counts_returns: bool = False,
 ) -> Message:
-    """The message of one delivery. Raises Permanent when it has no id: nobody could tell its copies apart."""
+    """The message of one delivery; `counts_returns` where the queue counts the retries. Raises Permanent when it has no
+    id: nobody could tell its copies apart.
+    """
     message_id = properties.message_id
     headers = properties.headers or {}
     if not message_id:
         raise Permanent("the message has no id", error_class=ErrorClass.MALFORMED)
     if "\0" in message_id:
         raise Permanent("the message's id has a zero byte", error_class=ErrorClass.MALFORMED)
-    if names.RETRY_ATTEMPT not in headers:
+    if names.RETRY_ATTEMPT not in headers and not counts_returns:
         return Message(message_id, body, consumer, exchange, routing_key, 0, is_redelivered, headers, properties)
     return Message(
         message_id,
         body,
         consumer,
         *original_route(headers, exchange, routing_key),
-        attempts_so_far(headers),
+        attempts_so_far(headers, counts_returns=counts_returns),
         is_redelivered,
         headers,
         properties,
     )
 
 
-def attempts_so_far(headers: Mapping[str, Any]) -> int:
-    """How often a message was retried, by its header; a value that makes no sense counts as 0."""
-    value = headers.get(names.RETRY_ATTEMPT)
+def attempts_so_far(headers: Mapping[str, Any], *, counts_returns: bool = False) -> int:
+    """How often a message was retried: by its copies, and by its queue where that counts."""
+    copies = _count(headers, names.RETRY_ATTEMPT)
+    return copies + _count(headers, names.DELIVERY_COUNT) if counts_returns else copies
+
+
+def _count(headers: Mapping[str, Any], header: str) -> int:
+    """A value that makes no sense counts as 0."""
+    value = headers.get(header)
     return value if isinstance(value, int) and not isinstance(value, bool) and value > 0 else 0
 
 

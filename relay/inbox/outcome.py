@@ -1,7 +1,8 @@
 """What becomes of a message after a failure. Pure: no clock, randomness, driver.
 
     handled, duplicate, stale          -> ack
-    transient, unknown                 -> a copy to a retry queue, one step up the ladder, then ack
+    transient, unknown                 -> a copy to a retry queue, one step up the ladder, then ack;
+                                          or returned to a queue that delays it itself
     permanent, exhausted, too old      -> a copy to the parking queue, then ack
 
 A business result (no stock, payment declined) is none of these: it is an event of its own, published through the
@@ -10,7 +11,6 @@ outbox; its message was handled.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final, assert_never
@@ -128,8 +128,39 @@ class RetryPolicy:
 
 
 @dataclass(frozen=True, slots=True)
+class BrokerRetry:
+    """The retry budget where the queue itself delays and counts what is returned to it: RabbitMQ 4.3 or later, `retry =
+    "broker"` in the topology.
+
+    The n-th retry comes after `min(n * delay_min_s, delay_max_s)`, which the queue's policy decides: these two repeat it.
+    `retries_max` is below the queue's delivery limit, so that the consumer parks with a diagnosis before the broker does
+    without one: the queue counts consumers that died with the message in hand, too. The rest as in `RetryPolicy`; there
+    is no jitter.
+    """
+
+    delay_min_s: float = 5.0
+    delay_max_s: float = 300.0
+    retries_max: int = 8
+    age_max_s: float | None = None
+    unknown_retries_max: int | None = None
+
+    @property
+    def delays_s(self) -> tuple[float, ...]:
+        """As a ladder."""
+        return tuple(min(count * self.delay_min_s, self.delay_max_s) for count in range(1, self.retries_max + 1))
+
+    @property
+    def jitter(self) -> float:
+        """None: a broker's delay is the same for all."""
+        return 0.0
+
+
+RetryBudget = RetryPolicy | BrokerRetry
+
+
+@dataclass(frozen=True, slots=True)
 class Retry:
-    """A copy with `attempt` in its header waits in the retry queue of `delay_s`."""
+    """Retry number `attempt`, after `delay_s`: that is which retry queue the copy waits in."""
 
     attempt: int
     delay_s: float
@@ -145,12 +176,13 @@ class Park:
 Decision = Retry | Park
 
 
-def decide(failure: Failure, policy: RetryPolicy, *, attempt: int, age_s: float | None, roll: float) -> Decision:
+def decide(failure: Failure, policy: RetryBudget, *, attempt: int, age_s: float | None, roll: float) -> Decision:
     """After a delivery that had `attempt` retries before it failed.
 
     `age_s` since the fact happened, None where the message does not say; `roll` in [0, 1).
     """
-    limit = len(policy.delays_s)
+    delays_s = policy.delays_s
+    limit = len(delays_s)
     match failure.kind:
         case Kind.PERMANENT:
             return Park(failure.text)
@@ -162,7 +194,7 @@ def decide(failure: Failure, policy: RetryPolicy, *, attempt: int, age_s: float 
             assert_never(never)
     if attempt >= limit:
         return Park(f"after {attempt + 1} attempts: {failure.text}")
-    delay_s = policy.delays_s[neighbour(attempt, len(policy.delays_s), policy.jitter, roll)]
+    delay_s = delays_s[neighbour(attempt, len(delays_s), policy.jitter, roll)]
     if policy.age_max_s is not None and age_s is not None and age_s + delay_s > policy.age_max_s:
         return Park(f"too old after {age_s:.0f} s, {attempt + 1} attempts: {failure.text}")
     return Retry(attempt + 1, delay_s)
@@ -182,8 +214,3 @@ def one_line(text: str, limit: int = TEXT_CHARACTERS_MAX) -> str:
     """The first line of a text, cut: what follows in a driver's message quotes rows."""
     line = text.strip().partition("\n")[0].strip()
     return line if len(line) <= limit else f"{line[:limit]}…"
-
-
-def delays_of(policies: Sequence[RetryPolicy]) -> float:
-    """Seconds that the longest ladder takes: no replay by retries comes later."""
-    return max((sum(policy.delays_s) for policy in policies), default=0.0)

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 
 from relay.errors import ConfigError
 from relay.inbox.order import Order
-from relay.inbox.outcome import RetryPolicy
+from relay.inbox.outcome import BrokerRetry, RetryBudget, RetryPolicy
 from relay.topology import names
 
 
@@ -28,7 +28,7 @@ class ConsumerSettings:
     prefetch: int = 20
     order: Order = Order.NONE
     first_version: int | None = 1
-    retry: RetryPolicy = field(default_factory=RetryPolicy)
+    retry: RetryBudget = field(default_factory=RetryPolicy)
     time_limit_s: float = 30.0
     grace_s: float = 8.0
     schema_versions: Collection[int] | None = frozenset({1})
@@ -44,9 +44,13 @@ class ConsumerSettings:
         if problems:
             raise ConfigError(problems)
 
+    @property
+    def returns_to_broker(self) -> bool:
+        """Whether the queue itself delays what failed, rather than a retry queue."""
+        return isinstance(self.retry, BrokerRetry)
+
 
 def _problems(settings: ConsumerSettings) -> list[str]:
-    retry = settings.retry
     checks = (
         (1 <= settings.workers <= 1000, f"workers={settings.workers}: allowed are 1 to 1000"),
         (1 <= settings.prefetch <= 65535, f"prefetch={settings.prefetch}: allowed are 1 to 65535"),
@@ -54,11 +58,6 @@ def _problems(settings: ConsumerSettings) -> list[str]:
             settings.order is not Order.SINGLE_ACTIVE or settings.workers == 1,
             f"workers={settings.workers}: order=single_active has one worker; more queues are more consumers",
         ),
-        (
-            all(delay_s > 0 for delay_s in retry.delays_s),
-            f"retry.delays_s={retry.delays_s}: every delay is above zero",
-        ),
-        (0 <= retry.jitter <= 1, f"retry.jitter={retry.jitter}: allowed is a share from 0 to 1"),
         (settings.time_limit_s > 0, f"time_limit_s={settings.time_limit_s}: above zero"),
         (settings.grace_s >= 0, f"grace_s={settings.grace_s}: not below zero"),
         (settings.gauge_interval_s > 0, f"gauge_interval_s={settings.gauge_interval_s}: above zero"),
@@ -68,7 +67,32 @@ def _problems(settings: ConsumerSettings) -> list[str]:
             "(longest_replay_s and the retry ladder); what is forgotten earlier takes effect twice",
         ),
     )
-    return [problem for holds, problem in checks if not holds]
+    return [problem for holds, problem in (*checks, *_retry_checks(settings)) if not holds]
+
+
+def _retry_checks(settings: ConsumerSettings) -> Sequence[tuple[bool, str]]:
+    retry = settings.retry
+    if isinstance(retry, RetryPolicy):
+        return (
+            (
+                all(delay_s > 0 for delay_s in retry.delays_s),
+                f"retry.delays_s={retry.delays_s}: every delay is above zero",
+            ),
+            (0 <= retry.jitter <= 1, f"retry.jitter={retry.jitter}: allowed is a share from 0 to 1"),
+        )
+    return (
+        (retry.delay_min_s > 0, f"retry.delay_min_s={retry.delay_min_s}: above zero"),
+        (
+            retry.delay_max_s >= retry.delay_min_s,
+            f"retry.delay_max_s={retry.delay_max_s}: not below delay_min_s, {retry.delay_min_s}",
+        ),
+        (0 <= retry.retries_max <= 1000, f"retry.retries_max={retry.retries_max}: allowed are 0 to 1000"),
+        (
+            settings.order is not Order.SINGLE_ACTIVE,
+            "retry=BrokerRetry: order=single_active retries in place, and in a queue that delays by itself later messages "
+            "pass those that a dead consumer had in hand; allowed: RetryPolicy, on a queue without delayed retry",
+        ),
+    )
 
 
 def shortest_retention_s(settings: ConsumerSettings) -> float:

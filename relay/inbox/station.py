@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import re
 from collections.abc import Callable, Coroutine, Sequence
 from enum import StrEnum
 from typing import Final, Protocol
@@ -17,7 +18,7 @@ from typing import Final, Protocol
 import aiormq
 from aio_pika.abc import AbstractConnection
 
-from relay.errors import BrokerUnavailable, DrainIncomplete, RelayError
+from relay.errors import BrokerUnavailable, ConfigError, DrainIncomplete, RelayError
 from relay.inbox.hand import BROKER_TIMEOUT_S, Hand, Life, LifeOver, Shared
 from relay.inbox.publisher import Lane, Publisher, connect
 from relay.topology import names
@@ -83,7 +84,9 @@ class Station:
             self._life.end("stopped")
 
     async def run(self) -> None:
-        """Consume until `stop`. Outages are waited for. Raises DrainIncomplete when the grace ran out."""
+        """Consume until `stop`. Outages are waited for. Raises DrainIncomplete when the grace ran out, ConfigError for a
+        broker that cannot do what the settings ask of it.
+        """
         errands = [asyncio.ensure_future(errand()) for errand in self._errands]
         failures = 0
         try:
@@ -94,7 +97,7 @@ class Station:
                     self.readiness.remove("database")
                     self.readiness.remove("standby")
                     await self._live()
-                except DrainIncomplete:
+                except (DrainIncomplete, ConfigError):
                     raise
                 except RelayError as error:
                     failures = 1 if self.metrics.connected["broker"] else failures + 1
@@ -111,6 +114,9 @@ class Station:
         """One life of the link: returns when it is over. Raises BrokerUnavailable, DrainIncomplete."""
         life = self._life = Life(self._settings.workers, self._begin)
         connection = await self._connect("consumer")
+        if self._settings.returns_to_broker and (fault := _delay_fault(connection)) is not None:
+            await _close(connection)
+            raise ConfigError([fault])
         connection.close_callbacks.add(lambda *_: life.end("the connection was lost"))
         publisher = Publisher(lambda: self._connect("copies"))
         hands = [self._hands(life, publisher.lane()) for _ in range(self._settings.workers)]
@@ -188,7 +194,8 @@ class Station:
     async def _watch_queues(self, connection: AbstractConnection, life: Life) -> None:
         """How many messages are ready, queue by queue; a queue that is missing makes the consumer not ready."""
         settings = self._settings
-        delays = [names.retry_queue(self._queue, delay_s) for delay_s in settings.retry.delays_s]
+        delays_s = () if settings.returns_to_broker else settings.retry.delays_s
+        delays = [names.retry_queue(self._queue, delay_s) for delay_s in delays_s]
         wanted = (self._queue, *delays, settings.parking_queue or names.parking_queue(self._queue))
         found: dict[str, int | Unseen] = {}
         patience = {queue: _Patience() for queue in wanted}
@@ -256,6 +263,20 @@ async def _messages_ready(connection: AbstractConnection, queue: str) -> int | U
         return Unseen.MISSING
     except (aiormq.AMQPError, RuntimeError, OSError, TimeoutError):
         return Unseen.UNANSWERED
+
+
+def _delay_fault(connection: AbstractConnection) -> str | None:
+    """Why the broker cannot delay what is returned to it; each return would come back at once."""
+    assert connection.transport is not None, "not connected"
+    said = connection.transport.connection.server_properties.get("version", "")
+    version = said.decode(errors="replace") if isinstance(said, bytes) else str(said)
+    if tuple(int(part) for part in re.findall(r"\d+", version)[:2]) >= names.BROKER_RETRY_VERSION_MIN:
+        return None
+    needed = ".".join(map(str, names.BROKER_RETRY_VERSION_MIN))
+    return (
+        f"retry=BrokerRetry: RabbitMQ {version} does not delay what is returned to it; allowed: RabbitMQ {needed} or later, "
+        "or a RetryPolicy with retry queues"
+    )
 
 
 async def _close(connection: AbstractConnection) -> None:

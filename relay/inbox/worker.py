@@ -4,6 +4,7 @@
                             | failed
                             v
                    copy confirmed by the broker -> ack
+                   or returned to the broker, which delays and counts
 
 Decisions are `outcome.decide`'s.
 """
@@ -14,6 +15,7 @@ import asyncio
 import time
 from dataclasses import replace
 from datetime import UTC, datetime
+from typing import Final
 
 from aiormq.abc import DeliveredMessage
 
@@ -22,8 +24,11 @@ from relay.inbox.hand import Hand, Life, Shared, iso_now
 from relay.inbox.ledger import Handler, Ledger
 from relay.inbox.message import Message
 from relay.inbox.order import Order
-from relay.inbox.outcome import ErrorClass, Failure, Outcome, Permanent, Retry, decide
+from relay.inbox.outcome import BrokerRetry, ErrorClass, Failure, Outcome, Park, Permanent, Retry, decide
 from relay.inbox.publisher import Lane
+
+EARLY_SHARE: Final = 0.5
+"""Of the shortest delay: what comes back sooner was not delayed."""
 
 
 class Worker(Hand):
@@ -39,7 +44,7 @@ class Worker(Hand):
         if isinstance(message, Failure):
             await self._park_unread(delivery, message)
             return
-        failed_at = ""
+        failed_at = await self._returned(message)
         while isinstance(result := await self._attempt(message), Failure):
             failed_at = failed_at or iso_now()
             decision = decide(
@@ -55,13 +60,41 @@ class Worker(Hand):
                 message = replace(message, attempt=decision.attempt)
                 continue
             origin = self._origin(delivery, message.attempt, failed_at)
-            if isinstance(decision, Retry):
-                await self._retry(delivery, origin, decision, result)
-            else:
+            if isinstance(decision, Park):
                 await self._park(delivery, origin, decision, result)
+            elif self._settings.returns_to_broker:
+                await self._return(delivery, message, failed_at)
+            else:
+                await self._retry(delivery, origin, decision, result)
             return
         self._metrics.attempts.observe(message.attempt + 1)
         await self._ack_soon(delivery, result)
+
+    async def _returned(self, message: Message) -> str:
+        """When a message that was returned failed first, empty where that is not known. Raises LifeOver.
+
+        One that comes back at once waits here: without the delay it would use up its retries in no time.
+        """
+        retry = self._settings.retry
+        if not isinstance(retry, BrokerRetry) or (known := self._shared.returns.take(message.id)) is None:
+            return ""
+        passed_s = time.monotonic() - known.returned_at
+        is_early = passed_s < retry.delay_min_s * EARLY_SHARE
+        self._tell_delay(is_missing=is_early)
+        if is_early:
+            await self._life.rest(retry.delay_min_s - passed_s)
+        return known.failed_at
+
+    def _tell_delay(self, *, is_missing: bool) -> None:
+        shared = self._shared
+        was_missing = any(reason == "retry" for reason, _ in shared.readiness.reasons)
+        if is_missing and not was_missing:
+            shared.readiness.add("retry", f"{shared.queue} does not delay what is returned to it as the settings say")
+            shared.log.warning(
+                "retry_not_delayed", hint='relay topology apply, with retry = "broker" and this retry_min'
+            )
+        elif was_missing and not is_missing:
+            shared.readiness.remove("retry")
 
     async def _attempt(self, message: Message) -> Outcome | Failure:
         """One try, within the time limit. Raises LifeOver, CancelledError."""

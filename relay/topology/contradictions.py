@@ -73,6 +73,9 @@ def _ladder(queue: Queue, path: Path) -> Iterator[Problem]:
     if isinstance(queue.retry, BrokerRetry):
         if queue.retry.minimum_s > queue.retry.maximum_s:
             yield (*path, "retry_max"), "retry_max is below retry_min; allowed: at least retry_min"
+        if queue.single_active_consumer:
+            words = "a queue that delays by itself lets later messages pass those that a dead consumer had in hand"
+            yield (*path, "retry"), f"{words}; allowed: a ladder, or single_active_consumer = false"
     elif list(queue.retry) != sorted(set(queue.retry)):
         yield (*path, "retry"), "a retry ladder goes up, each delay once; allowed: ascending durations"
 

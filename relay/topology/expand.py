@@ -12,7 +12,7 @@ from typing import Final
 
 from relay.topology.contradictions import retry_queues, work_queues
 from relay.topology.description import BrokerRetry, Hash, Parking, Queue, QueueType, Shards, Strategy, Topology
-from relay.topology.names import DEFAULT_EXCHANGE, delay_ms, shard_exchange
+from relay.topology.names import BROKER_RETRY_VERSION_MIN, DEFAULT_EXCHANGE, delay_ms, shard_exchange
 
 Arguments = tuple[tuple[str, str | int | bool], ...]
 """An AMQP table, sorted by name."""
@@ -23,8 +23,6 @@ queue would drop its messages; its -1 for none is refused by 3.x."""
 
 VERSION_MIN: Final = (3, 10)
 """Of RabbitMQ: TTL and at-least-once dead lettering in quorum queues."""
-
-BROKER_RETRY_VERSION_MIN: Final = (4, 3)
 
 FEATURE_FLAG: Final = "stream_queue"
 """Without it at-least-once dead lettering silently is at-most-once (RabbitMQ's page on quorum queues)."""

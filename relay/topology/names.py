@@ -80,6 +80,14 @@ CONSUMER: Final = "x-consumer"
 CONSUMER_VERSION: Final = "x-consumer-version"
 """Who gave it up, and in which version."""
 
+DELIVERY_COUNT: Final = "x-delivery-count"
+"""Integer, a quorum queue's own: how many deliveries of the message failed, absent the first time. RabbitMQ 4.3 and later
+count `basic.reject` and consumers that died with it in hand, and no `basic.nack`; earlier ones count every return.
+"""
+
+BROKER_RETRY_VERSION_MIN: Final = (4, 3)
+"""The RabbitMQ whose quorum queues hold back what is returned (`retry = "broker"`)."""
+
 REDRIVE_COUNT: Final = "x-redrive-count"
 """Integer: how often `relay redrive` sent it back to work. Consumers keep it."""
 
@@ -93,6 +101,6 @@ def is_brokers_own(header: str) -> bool:
     It is more than tidiness: a message with an old `x-death` of the work queue, for any reason but `rejected`, that
     expires in a retry queue is taken for an automatic cycle and *dropped* (rabbit_dead_letter:is_cycle).
     """
-    return header in ("x-death", "x-delivery-count", "x-acquired-count") or header.startswith(
+    return header in ("x-death", DELIVERY_COUNT, "x-acquired-count") or header.startswith(
         ("x-first-death-", "x-last-death-")
     )

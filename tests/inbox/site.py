@@ -13,6 +13,7 @@ import asyncpg
 from aio_pika.abc import AbstractIncomingMessage
 
 from relay.inbox import Consumer, ConsumerSettings, Handler, Message, RetryPolicy, migrate
+from relay.inbox.outcome import RetryBudget
 from relay.properties import ExactProperties, copied
 from relay.topology import names
 from tests.conftest import eventually
@@ -143,7 +144,7 @@ class Site:
         self,
         handler: Handler = apply,
         *,
-        retry: RetryPolicy | None = None,
+        retry: RetryBudget | None = None,
         amqp_url: str | None = None,
         database_url: str | None = None,
         queue: str = QUEUE,

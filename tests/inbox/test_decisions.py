@@ -16,15 +16,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pamqp import decode
 
-from relay.errors import DatabaseLost, DatabaseRefused, DatabaseUnavailable
+from relay.errors import ConfigError, DatabaseLost, DatabaseRefused, DatabaseUnavailable
 from relay.inbox.breaker import COOLDOWN_MAX_S, COOLDOWN_MIN_S, FAILURES_MAX, RECHECK_S, Breaker
 from relay.inbox.copies import Origin, parked_copy, retry_copy
 from relay.inbox.faults import classify, is_database_away
 from relay.inbox.message import read
 from relay.inbox.metrics import METRICS
-from relay.inbox.order import Place, place
+from relay.inbox.order import Order, Place, place
 from relay.inbox.outcome import (
     KINDS,
+    BrokerRetry,
     ErrorClass,
     Failure,
     Park,
@@ -37,6 +38,7 @@ from relay.inbox.outcome import (
     one_line,
 )
 from relay.inbox.outgoing import outgoing_id
+from relay.inbox.returns import Returned, Returns
 from relay.inbox.seldom import Seldom
 from relay.inbox.settings import ConsumerSettings, shortest_retention_s
 from relay.properties import copied, table
@@ -63,6 +65,13 @@ def test_an_unknown_failure_may_have_a_bound_of_its_own() -> None:
     assert isinstance(decide(unknown, policy, attempt=0, age_s=None, roll=0.5), Retry)
     assert isinstance(decide(unknown, policy, attempt=1, age_s=None, roll=0.5), Park)
     assert isinstance(decide(LATER, policy, attempt=1, age_s=None, roll=0.5), Retry)
+
+
+def test_where_the_broker_delays_the_retries_are_counted_and_grow_by_the_first_delay() -> None:
+    policy = BrokerRetry(delay_min_s=5.0, delay_max_s=12.0, retries_max=4, age_max_s=60.0)
+    steps = [decide(LATER, policy, attempt=attempt, age_s=None, roll=0.0) for attempt in range(5)]
+    assert steps == [Retry(1, 5.0), Retry(2, 10.0), Retry(3, 12.0), Retry(4, 12.0), Park("after 5 attempts: later")]
+    assert isinstance(decide(LATER, policy, attempt=1, age_s=51.0, roll=0.0), Park)
 
 
 def test_no_retry_that_would_come_too_late() -> None:
@@ -299,14 +308,24 @@ def test_a_copy_of_properties_marshals_as_the_original_did() -> None:
 # ---------------------------------------------------------------- messages
 
 
-def message_of(headers: dict[str, Any], message_id: str = "m1") -> Any:
+def message_of(headers: dict[str, Any], message_id: str = "m1", **options: bool) -> Any:
     properties = spec.Basic.Properties(message_id=message_id, headers=headers)
-    return read(consumer="c", body=b"{", properties=properties, exchange="e", routing_key="k", is_redelivered=False)
+    return read(
+        consumer="c", body=b"{", properties=properties, exchange="e", routing_key="k", is_redelivered=False, **options
+    )
 
 
 @pytest.mark.parametrize("value", [-1, True, "3", None, 2.5])
 def test_an_attempt_that_makes_no_sense_counts_as_none(value: Any) -> None:
     assert message_of({names.RETRY_ATTEMPT: value}).attempt == 0
+
+
+def test_a_queues_own_count_counts_only_where_it_counts_retries() -> None:
+    """RabbitMQ counts consumers that died as well, on every version: no step of a ladder is used up by that."""
+    headers = {names.RETRY_ATTEMPT: 1, names.DELIVERY_COUNT: 2}
+    assert message_of(headers).attempt == 1
+    assert message_of(headers, counts_returns=True).attempt == 3
+    assert message_of({}, counts_returns=True).attempt == 0
 
 
 def test_what_a_message_says_wrongly_is_permanent() -> None:
@@ -330,6 +349,27 @@ def test_an_outgoing_id_follows_from_the_message() -> None:
 def test_retention_is_longer_than_any_replay() -> None:
     settings = ConsumerSettings(longest_replay_s=100.0, retry=RetryPolicy((5.0, 30.0)))
     assert shortest_retention_s(settings) == 135.0
+
+
+def test_a_retry_by_the_broker_that_makes_no_sense_is_refused_with_all_its_faults() -> None:
+    with pytest.raises(ConfigError) as caught:
+        ConsumerSettings(
+            workers=1,
+            order=Order.SINGLE_ACTIVE,
+            retry=BrokerRetry(delay_min_s=0.0, delay_max_s=-1.0, retries_max=-1),
+        )
+    words = ("retry.delay_min_s", "retry.delay_max_s", "retry.retries_max", "order=single_active retries in place")
+    assert len(caught.value.problems) == 4 and all(word in str(caught.value) for word in words)
+    assert shortest_retention_s(ConsumerSettings(longest_replay_s=9.0, retry=BrokerRetry(1.0, 2.0, 3))) == 14.0
+
+
+def test_returned_messages_are_remembered_to_a_bound() -> None:
+    returns = Returns(limit=2)
+    for number, message_id in enumerate(("a", "b", "a", "c")):
+        returns.note(message_id, f"t{number}", float(number))
+    assert returns.take("b") is None, "the longest known"
+    assert returns.take("a") == Returned("t2", 2.0) and returns.take("a") is None
+    assert returns.take("c") == Returned("t3", 3.0)
 
 
 def test_every_metric_is_documented() -> None:

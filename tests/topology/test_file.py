@@ -111,6 +111,10 @@ retention = "soon"
         ('retry = ["5s", "5000ms"]', "7: a retry ladder goes up"),
         ('retry = "broker"', '7: retry = "broker" needs retry_min; allowed: a duration'),
         ('retry = "broker"\nretry_min = "5s"\nretry_max = "1s"', "9: retry_max is below retry_min"),
+        (
+            'shards = 4\nretry = "broker"\nretry_min = "1s"\nretry_max = "1s"',
+            "8: a queue that delays by itself lets later messages pass those that a dead consumer had in hand; allowed: a ladder",
+        ),
         ('type = "classic"\nretry = "broker"\nretry_min = "1s"\nretry_max = "1s"', "8: a classic queue cannot delay"),
         ('retry_min = "5s"', '7: retry_min without retry = "broker"; allowed: only with it'),
         ('dead_letter = ""\nretry = ["5s"]', "8: retries end in a parking queue; allowed: with dead_letter"),
