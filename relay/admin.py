@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Final
 from relay.config import Config
 from relay.database import close, connect, fill, mapped_errors, sql_file
 from relay.migrate import Schema, read_schema
+from relay.text import many
 
 if TYPE_CHECKING:
     from relay.database import Connection
@@ -268,8 +269,3 @@ def _relay_line(relay: RelayState) -> str:
 
 def _rows(count: int) -> str:
     return many(count, "row")
-
-
-def many(count: int, noun: str) -> str:
-    """A number and its noun: `1 row`, `2,000 rows`."""
-    return f"{count:,} {noun}{'' if count == 1 else 's'}"

@@ -51,6 +51,11 @@ _CERTIFICATE_HINT = "check the server's certificate, and host and sslrootcert in
 _HANG_UP_HINT = "the server's log says why; one that refuses a client's certificate may hang up like this"
 _TLS_HINT = "check sslcert and sslkey in its URL: the server must know their authority"
 
+_AWAY_HINT = "is it up, and are host and port of its URL right?"
+_NO_TLS_HINT = "is TLS on there (ssl = on), and are sslmode, host and port of its URL right?"
+_SSL_REFUSED = "rejected SSL upgrade"
+"""asyncpg's words for a server without TLS; so answers what is no PostgreSQL, too."""
+
 _SQL = Path(__file__).parent / "_sql"
 _PLACEHOLDER = re.compile(r"\{([a-z_]+)\}")
 
@@ -140,6 +145,8 @@ def mapped_errors(*, connecting: bool = False) -> Iterator[None]:
     except asyncpg.InvalidAuthorizationSpecificationError as error:
         hint = "check user, password and certificate in its URL, and the server's pg_hba.conf"
         raise DatabaseRefused(_said(error), hint=hint) from error
+    except asyncpg.InvalidCatalogNameError as error:
+        raise DatabaseRefused(_said(error), hint="create it, or mend the name at the end of its URL") from error
     except asyncpg.PostgresError as error:
         raise DatabaseRefused(_said(error), hint=error.hint) from error
     except TimeoutError as error:
@@ -149,7 +156,7 @@ def mapped_errors(*, connecting: bool = False) -> Iterator[None]:
     except ssl.SSLError as error:
         raise gone(f"no TLS with PostgreSQL: {tls.said(error)}", hint=_TLS_HINT) from error
     except OSError as error:
-        hint = "is it up, and are host and port of its URL right?"
+        hint = _NO_TLS_HINT if _SSL_REFUSED in str(error) else _AWAY_HINT
         raise gone(f"PostgreSQL cannot be reached: {error.strerror or error}", hint=hint) from error
     except asyncpg.ClientConfigurationError as error:
         raise DatabaseRefused(f"the PostgreSQL driver cannot use this URL: {error}") from error

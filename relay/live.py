@@ -17,9 +17,10 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
-from relay.admin import RelayState, Status, many
+from relay.admin import RelayState, Status
 from relay.core.ports import SHARDS
 from relay.scrape import Pace, Scrape
+from relay.text import many
 
 LOOKS: Final = 40
 """So many looks back the curves go: well over a minute, in a terminal of 100 columns."""

@@ -15,6 +15,7 @@ from typing import Any, Final
 
 from relay.errors import UsageError
 from relay.parked_rows import Action, Filter, Listing, Outcome, ParkedRow
+from relay.text import columns, cut, many
 from relay.values import duration
 
 RATES: Final = "a number and a unit: 50/s 600/m 1000/h"
@@ -49,7 +50,7 @@ def _since(text: str) -> tuple[float | None, datetime | None]:
     try:
         moment = datetime.fromisoformat(text)
     except ValueError:
-        raise UsageError(f"--since {_plain(text)}: not a time; allowed: {TIMES}") from None
+        raise UsageError(f"--since {text}: not a time; allowed: {TIMES}") from None
     return None, moment.replace(tzinfo=UTC) if moment.tzinfo is None else moment
 
 
@@ -60,7 +61,7 @@ def read_rate(text: str | None) -> float | None:
     match = _RATE.fullmatch(text)
     rate = float(match[1]) / _RATE_UNITS_S[match[2]] if match else 0.0
     if rate <= 0:
-        raise UsageError(f"--rate {_plain(text)}: not a rate; allowed: {RATES}")
+        raise UsageError(f"--rate {text}: not a rate; allowed: {RATES}")
     return rate
 
 
@@ -69,7 +70,7 @@ def read_limit(text: str | None) -> int | None:
     if text is None:
         return None
     if re.fullmatch(r"[0-9]{1,18}", text) is None or int(text) < 1:
-        raise UsageError(f"--limit {_plain(text)}: not a number of rows; allowed: {LIMITS}")
+        raise UsageError(f"--limit {text}: not a number of rows; allowed: {LIMITS}")
     return int(text)
 
 
@@ -110,24 +111,21 @@ def listing_lines(found: Listing) -> list[str]:
         return []
     head = ("SEQ", "ID", "TYPE", "KEY", "CLASS", "TRIES", "PARKED AT", "ERROR")
     cells = [head, *(_row_cells(row) for row in found.rows)]
-    widths = [max(len(line[column]) for line in cells) for column in range(len(head))]
-    lines = ["  ".join(text.ljust(width) for text, width in zip(line, widths, strict=True)).rstrip() for line in cells]
     classes = ", ".join(f"{name} {count:,}" for name, count in found.by_class.items())
     more = "" if len(found.rows) >= found.matched else f"; the first {len(found.rows):,}, --limit N shows more"
-    return [*lines, "", f"{rows(found.matched)}: {classes}{more}"]
+    return [*columns(cells), "", f"{rows(found.matched)}: {classes}{more}"]
 
 
 def _row_cells(row: ParkedRow) -> tuple[str, ...]:
-    error = _plain(row.error or "")
     return (
         str(row.seq),
-        _plain(row.id),
-        _plain(row.event_type or "(deleted)"),
-        _plain(_key(row.aggregate_type, row.aggregate_id)),
+        row.id,
+        row.event_type or "(deleted)",
+        _key(row.aggregate_type, row.aggregate_id),
         row.failure_class,
         str(row.attempts),
         "" if row.parked_at is None else row.parked_at.strftime("%Y-%m-%d %H:%M:%SZ"),
-        error if len(error) <= ERROR_CHARACTERS_MAX else error[:ERROR_CHARACTERS_MAX] + "…",
+        cut(row.error or "", ERROR_CHARACTERS_MAX),
     )
 
 
@@ -210,9 +208,7 @@ def _body(body: bytes | None) -> tuple[str | None, str | None]:
 
 def details_lines(document: Mapping[str, object]) -> list[str]:
     """Name and value, without what is unset."""
-    names = [name for name, value in document.items() if value is not None]
-    width = max(len(name) for name in names)
-    return [f"{name:<{width}}  {_value(document[name])}" for name in names]
+    return columns([(name, _value(value)) for name, value in document.items() if value is not None])
 
 
 def _value(value: object) -> str:
@@ -222,7 +218,7 @@ def _value(value: object) -> str:
         case dict() | list():
             return json.dumps(value, ensure_ascii=False)
         case _:
-            return _plain(str(value))
+            return str(value)
 
 
 # ---------------------------------------------------------------- redrive and discard
@@ -264,7 +260,7 @@ def outcome_lines(outcome: Outcome) -> list[str]:
         lines.append(f"{rows(outcome.locked)} locked by another transaction: run it again")
     if outcome.republished:
         lines.append(f"{rows(len(outcome.republished))} had been published: consumers get them a second time")
-    lines.extend(f"refused by the database: {_plain(id_)}: {_plain(error)}" for id_, error in outcome.refused)
+    lines.extend(f"refused by the database: {id_}: {error}" for id_, error in outcome.refused)
     return lines
 
 
@@ -275,9 +271,4 @@ def done(action: Action) -> str:
 
 def rows(count: int) -> str:
     """`1 row`, `2,000 rows`."""
-    return f"{count:,} row{'' if count == 1 else 's'}"
-
-
-def _plain(text: str) -> str:
-    """On one line, and without what would command a terminal: ids and a broker's words are anybody's."""
-    return "".join(character if character.isprintable() else f"\\x{ord(character):02x}" for character in text)
+    return many(count, "row")

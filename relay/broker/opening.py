@@ -34,7 +34,12 @@ HEARTBEAT_S: Final = 10
 changes it.
 """
 
-_HANG_UP_HINT: Final = "the broker's log says why; one that refuses a client's certificate may hang up like this"
+_HANG_UP_HINT: Final = (
+    "the broker's log says why; one that refuses a client's certificate may hang up like this, "
+    "and so does what is no RabbitMQ: check the port of its URL"
+)
+
+_AWAY_HINT: Final = "is it up, and are host and port of its URL right?"
 
 _NO_TLS: Final = frozenset(("WRONG_VERSION_NUMBER", "RECORD_LAYER_FAILURE", "HTTP_REQUEST"))
 """OpenSSL's reasons (1.1.1, 3.0, 3.2) where the answer was no TLS record at all."""
@@ -151,8 +156,12 @@ def _mapped(error: Exception, address: str, wire: Wire | None) -> BrokerError:
             hint = "check host, port and scheme of RELAY_AMQP_URL: amqp:// or, with TLS, amqps://"
             return BrokerRefused(f"{address} does not speak AMQP 0-9-1", hint=hint)
         case _:
-            text = " ".join(str(part) for part in error.args if part is not None) or type(error).__name__
-            return BrokerUnavailable(f"{address}: {text}", hint=None if wire is None else _HANG_UP_HINT)
+            # Of an OSError the number is left out.
+            words = [str(part) for part in error.args if part is not None and not isinstance(part, int)]
+            text = " ".join(words) or type(error).__name__
+            if wire is None:
+                return BrokerUnavailable(f"RabbitMQ at {address} cannot be reached: {text}", hint=_AWAY_HINT)
+            return BrokerUnavailable(f"{address}: {text}", hint=_HANG_UP_HINT)
 
 
 def _refused_tls(failure: ssl.SSLError, address: str) -> BrokerError:

@@ -46,7 +46,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     return code
 
 
-def _parser() -> argparse.ArgumentParser:
+def _parser() -> Parser:
     parser = Parser(
         prog="relay",
         description="Publishes the rows of a PostgreSQL outbox to RabbitMQ: at least once, in order per key.",

@@ -5,11 +5,12 @@ from __future__ import annotations
 import argparse
 import sys
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 from relay import __version__
 from relay.errors import ConfigError, RelayError
+from relay.text import columns, printable
 
 if TYPE_CHECKING:
     import asyncio
@@ -17,12 +18,12 @@ if TYPE_CHECKING:
     from relay.config import Config
 
 
-EXIT_CODES: Final = """\
-Exit codes: 0 done, 1 failed, 2 configuration or usage, 3 schema incompatible, 4 the command's own "no".
-"""
+EXIT_CODES: Final = "Exit codes: 0 done, 1 failed, 2 configuration or usage, 3 schema incompatible"
+OWN_NO: Final = 'the command\'s own "no"'
+NOTHING_MATCHED: Final = "nothing matched"
+CUT_SHORT: Final = "the grace ran out, or a second signal came, with work unsettled"
 
-
-Commands: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"
+Commands: TypeAlias = "argparse._SubParsersAction[Parser]"
 
 
 class Console:
@@ -48,7 +49,11 @@ class Console:
             self.note(f"warning: {warning}")
 
     def note(self, text: str) -> None:
-        print(f"relay: {self.redact(text)}", file=sys.stderr)
+        print(f"relay: {self.shown(text)}", file=sys.stderr)
+
+    def shown(self, text: str) -> str:
+        """As it may stand on a terminal: no secret, and nothing that would command it."""
+        return printable(self.redact(text))
 
     def complain(self, error: RelayError) -> None:
         """An error for a person: its text, for a configuration each problem on a line, and the hint."""
@@ -56,11 +61,11 @@ class Console:
             many = f"{len(error.problems)} problems" if len(error.problems) > 1 else "a problem"
             self.note(f"the configuration has {many}")
             for problem in error.problems:
-                print(f"  {self.redact(problem)}", file=sys.stderr)
+                print(f"  {self.shown(problem)}", file=sys.stderr)
         else:
             self.note(error.message)
         if error.hint:
-            print(f"  {self.redact(error.hint)}", file=sys.stderr)
+            print(f"  {self.shown(error.hint)}", file=sys.stderr)
 
     def confess(self, error: Exception) -> None:
         """A fault of ours: with its traceback, redacted, for the bug report."""
@@ -98,10 +103,14 @@ class Screen:
 
 
 class Parser(argparse.ArgumentParser):
-    """A parser whose help ends with the settings that its own command needs."""
+    """A parser whose help ends with the settings that its own command needs, and with what its exit codes mean."""
+
+    exit_4: str | None = OWN_NO
+    """What the exit code 4 says; None for a command that has none."""
 
     def format_help(self) -> str:
-        self.epilog = f"Settings come from the environment; docs/configuration.md has all.\n{self._needs()}{EXIT_CODES}"
+        codes = EXIT_CODES if self.exit_4 is None else f"{EXIT_CODES},\n4 {self.exit_4}"
+        self.epilog = f"Settings come from the environment; docs/configuration.md has all.\n{self._needs()}{codes}.\n"
         return super().format_help()
 
     def _needs(self) -> str:
@@ -123,7 +132,10 @@ def add_command(
     name: str,
     perform: Perform | None,
     text: str,
-) -> argparse.ArgumentParser:
+    *,
+    exit_4: str | None = None,
+) -> Parser:
+    """A command, or with nothing to `perform` a group of them. `exit_4` says when it ends with 4."""
     parser = commands.add_parser(
         name,
         help=text,
@@ -134,6 +146,7 @@ def add_command(
     parser.add_argument("--version", action="version", version=f"relay {__version__}")
     if perform is not None:
         parser.set_defaults(perform=perform)
+        parser.exit_4 = exit_4
     return parser
 
 
@@ -166,7 +179,11 @@ def stop_signals() -> asyncio.Event:
 
 def print_lines(lines: Iterable[str], console: Console) -> None:
     for line in lines:
-        print(console.redact(line))
+        print(console.shown(line))
+
+
+def print_columns(lines: Sequence[Sequence[str]], console: Console) -> None:
+    print_lines(columns([[console.redact(cell) for cell in line] for line in lines]), console)
 
 
 def print_json(document: Mapping[str, object], console: Console) -> None:

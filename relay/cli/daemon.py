@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import argparse
 
-from relay.cli.console import Commands, Console, add_command
+from relay.cli.console import CUT_SHORT, Commands, Console, add_command
 
 
 def add(commands: Commands) -> None:
-    add_command(commands, "run", _run, "the daemon: publish what is in the outbox, until SIGTERM or SIGINT")
+    text = "the daemon: publish what is in the outbox, until SIGTERM or SIGINT"
+    add_command(commands, "run", _run, text, exit_4=CUT_SHORT)
 
 
 def _run(options: argparse.Namespace, console: Console) -> int:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import sys
 
-from relay.cli.console import Commands, Console, add_command, wait_for
+from relay.cli.console import CUT_SHORT, Commands, Console, add_command, wait_for
 
 
 def add(commands: Commands) -> None:
@@ -21,6 +21,7 @@ def add(commands: Commands) -> None:
         "run",
         _inbox_run,
         "the consumer's sidecar: a queue into the inbox table, until SIGTERM or SIGINT",
+        exit_4=CUT_SHORT,
     )
 
 

@@ -8,7 +8,7 @@ import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final
 
-from relay.cli.console import Commands, Console, Screen, add_command, print_json, wait_for
+from relay.cli.console import Commands, Console, Screen, add_command, print_columns, print_json, wait_for
 from relay.errors import UsageError
 
 if TYPE_CHECKING:
@@ -20,7 +20,8 @@ WATCH_INTERVAL_S: Final = 2.0
 
 
 def add(commands: Commands) -> None:
-    check = add_command(commands, "check", _check, "preflight: one line per finding, with the mend; exit 4 on an error")
+    text = "preflight: one line per finding, with the mend"
+    check = add_command(commands, "check", _check, text, exit_4="there is an error among the findings")
     check.add_argument("--json", action="store_true", help="one JSON document")
     check.add_argument(
         "--deep", action="store_true", help="also walk through the table for unsent rows that nobody reads any more"
@@ -40,7 +41,7 @@ def add(commands: Commands) -> None:
     )
 
     add_command(commands, "pause", _pause, "all relays of this outbox stop reading and publishing; survives restarts")
-    add_command(commands, "resume", _resume, "they go on")
+    add_command(commands, "resume", _resume, "all relays of this outbox go on after a pause")
 
 
 def _check(options: argparse.Namespace, console: Console) -> int:
@@ -58,10 +59,13 @@ def _check(options: argparse.Namespace, console: Console) -> int:
 
 
 def _print_findings(findings: Sequence[Finding], console: Console) -> None:
-    width = max(len(finding.check) for finding in findings)
-    for finding in findings:
-        mend = f"; {finding.mend}" if finding.mend else ""
-        print(console.redact(f"{finding.level:<11}  {finding.check:<{width}}  {finding.text}{mend}"))
+    print_columns(
+        [
+            (finding.level, finding.check, f"{finding.text}; {finding.mend}" if finding.mend else finding.text)
+            for finding in findings
+        ],
+        console,
+    )
 
 
 def _status(options: argparse.Namespace, console: Console) -> int:
@@ -122,10 +126,7 @@ def _print_status(status: Status, console: Console, *, as_json: bool) -> None:
     if as_json:
         print_json(admin.as_document(status), console)
         return
-    lines = admin.as_lines(status)
-    width = max(len(name) for name, _ in lines)
-    for name, text in lines:
-        print(console.redact(f"{name:<{width}}  {text}".rstrip()))
+    print_columns(admin.as_lines(status), console)
 
 
 def _pause(options: argparse.Namespace, console: Console) -> int:

@@ -6,7 +6,7 @@ import argparse
 import sys
 from typing import TYPE_CHECKING, Final
 
-from relay.cli.console import Commands, Console, Screen, add_command, print_json, print_lines, wait_for
+from relay.cli.console import NOTHING_MATCHED, Commands, Console, Screen, add_command, print_json, print_lines, wait_for
 from relay.errors import NothingMatched, UsageError
 
 if TYPE_CHECKING:
@@ -20,19 +20,20 @@ def add(commands: Commands) -> None:
     parked = add_command(commands, "parked", None, "the rows that need an operator")
     actions = parked.add_subparsers(title="commands", metavar="COMMAND", required=True)
 
-    listed = add_command(actions, "list", _parked_list, "the parked rows that match, the lowest seq first")
+    text = "the parked rows that match, the lowest seq first"
+    listed = add_command(actions, "list", _parked_list, text, exit_4=NOTHING_MATCHED)
     _add_filter(listed)
     listed.add_argument("--limit", metavar="N", help=f"show at most so many (default: {LIST_ROWS})")
 
-    shown = add_command(actions, "show", _parked_show, "everything that is kept of one parked row, without its payload")
+    text = "everything that is kept of one parked row, without its payload"
+    shown = add_command(actions, "show", _parked_show, text, exit_4="no such row is parked")
     shown.add_argument("id", metavar="ID", help="the message id")
     shown.add_argument("--payload", action="store_true", help="with headers and payload")
     shown.add_argument("--json", action="store_true", help="one JSON document")
 
-    redrive = add_command(
-        actions, "redrive", _parked_redrive, "parked rows are due again, under their ids, in their order"
-    )
-    discard = add_command(actions, "discard", _parked_discard, "delete parked rows for good")
+    text = "parked rows are due again, under their ids, in their order"
+    redrive = add_command(actions, "redrive", _parked_redrive, text, exit_4=NOTHING_MATCHED)
+    discard = add_command(actions, "discard", _parked_discard, "delete parked rows for good", exit_4=NOTHING_MATCHED)
     for acting in (redrive, discard):
         _add_filter(acting)
         acting.add_argument("--all", action="store_true", help="every parked row; instead of a filter")

@@ -6,7 +6,17 @@ import argparse
 import sys
 from typing import TYPE_CHECKING
 
-from relay.cli.console import Commands, Console, Screen, add_command, print_json, print_lines, stop_signals, wait_for
+from relay.cli.console import (
+    NOTHING_MATCHED,
+    Commands,
+    Console,
+    Screen,
+    add_command,
+    print_json,
+    print_lines,
+    stop_signals,
+    wait_for,
+)
 from relay.errors import NothingMatched
 
 if TYPE_CHECKING:
@@ -14,7 +24,8 @@ if TYPE_CHECKING:
 
 
 def add(commands: Commands) -> None:
-    redrive = add_command(commands, "redrive", _redrive, "messages of a broker's queue back to work, under their ids")
+    text = "messages of a broker's queue back to work, under their ids"
+    redrive = add_command(commands, "redrive", _redrive, text, exit_4=NOTHING_MATCHED)
     redrive.add_argument("queue", metavar="QUEUE", help="such as orders.inventory.parking")
     redrive.add_argument("--to-exchange", metavar="NAME", help="instead of the exchange that the message first came by")
     redrive.add_argument("--routing-key", metavar="KEY", help="instead of the routing key that it first had")

@@ -15,16 +15,22 @@ if TYPE_CHECKING:
 def add(commands: Commands) -> None:
     topology = add_command(commands, "topology", None, "the broker's exchanges, queues and policies, by a TOML file")
     actions = topology.add_subparsers(title="commands", metavar="COMMAND", required=True)
-    for name, perform, text in (
+    for name, perform, text, exit_4 in (
         (
             "plan",
             _topology_plan,
-            "what `apply` would do, and the rabbitmqctl lines that do the same; exit 4 where the broker differs",
+            "what `apply` would do, and the rabbitmqctl lines that do the same; only those without RELAY_MANAGEMENT_URL",
+            "the broker differs",
         ),
-        ("apply", _topology_apply, "declare what is missing, set policies; deletes nothing; exit 4 on a conflict"),
-        ("check", _topology_check, "compare, change nothing; exit 4 where the broker differs"),
+        (
+            "apply",
+            _topology_apply,
+            "declare what is missing, set policies; deletes nothing; by RELAY_MANAGEMENT_URL",
+            "something is in conflict, and was left",
+        ),
+        ("check", _topology_check, "compare, change nothing; by RELAY_MANAGEMENT_URL", "the broker differs"),
     ):
-        acting = add_command(actions, name, perform, text)
+        acting = add_command(actions, name, perform, text, exit_4=exit_4)
         acting.add_argument("file", metavar="FILE", help="the topology, in TOML (docs/topology.md)")
         acting.add_argument("--vhost", metavar="NAME", help="instead of the file's vhost")
         acting.add_argument("--json", action="store_true", help="one JSON document")

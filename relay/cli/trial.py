@@ -6,14 +6,15 @@ import argparse
 import sys
 from typing import TYPE_CHECKING
 
-from relay.cli.console import Commands, Console, Screen, add_command, print_json, print_lines, wait_for
+from relay.cli.console import Commands, Console, Screen, add_command, print_columns, print_json, wait_for
 
 if TYPE_CHECKING:
     from relay.demo import Verdict
 
 
 def add(commands: Commands) -> None:
-    add_command(commands, "demo", _demo, "the whole path on throwaway servers, with a relay that is killed midway")
+    text = "the whole path on throwaway servers, with a relay that is killed midway"
+    add_command(commands, "demo", _demo, text, exit_4="a guarantee did not hold")
     bench = add_command(
         commands, "bench", _bench, "drain and trickle against the configured servers, on a table and a queue of its own"
     )
@@ -66,7 +67,5 @@ def _bench(options: argparse.Namespace, console: Console) -> int:
     if options.json:
         print_json(figures.document(outcome), console)
     else:
-        shown = figures.lines(outcome)
-        width = max(len(name) for name, _ in shown)
-        print_lines((f"{name:<{width}}  {text}" for name, text in shown), console)
+        print_columns(figures.lines(outcome), console)
     return 0

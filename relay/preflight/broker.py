@@ -88,7 +88,9 @@ def _survey(found: Survey | None, waiting: Pending | None) -> Iterator[Finding]:
         yield warning("version", f"{text}: tested are 3.10 to 4.3", "another version, or test it yourself")
     else:
         yield ok("version", text)
-    if waiting is None or waiting.largest_bytes is None:
+    if waiting is None:
+        yield not_checked("size", "the table could not be looked at")
+    elif waiting.largest_bytes is None:
         yield not_checked("size", "the size of what is pending could not be read in time")
     elif waiting.largest_bytes and not found.is_size_known:
         yield not_checked("size", "the broker gave no answer about a message of that size in time")

@@ -18,6 +18,7 @@ from relay.preflight.finding import Finding, error, not_checked, ok, warning
 from relay.preflight.pending import Pending
 from relay.preflight.routes import Topology
 from relay.route import Router
+from relay.text import many
 
 CHECKS: Final = ("routes", "queues", "permissions", "limits")
 EXAMPLES: Final = 3
@@ -172,7 +173,7 @@ def _exchange(described: Mapping[str, Any], topology: Topology) -> Iterator[Find
         mend = "nothing if that is meant; watch what is bound to it"
         yield warning("routes", f"what no binding takes goes to {alternate}: it never comes back as unroutable", mend)
     else:
-        yield ok("routes", f"{len(bindings)} bindings of {name} lead to {', '.join(bound) or 'other exchanges'}")
+        yield ok("routes", f"{many(len(bindings), 'binding')} of {name}, to {', '.join(bound) or 'other exchanges'}")
 
 
 def _waiting(waiting: Pending, topology: Topology, constant: str | None) -> Iterator[Finding]:
@@ -192,7 +193,9 @@ def _waiting(waiting: Pending, topology: Topology, constant: str | None) -> Iter
         mend = "bind a queue; such rows come back as `unroutable` and are parked in the end"
         yield error("pending", f"rows wait whose routes lead to no queue: {_some(nowhere)}", mend)
     if waiting.routes and not missing and not nowhere:
-        yield ok("pending", f"{len(waiting.routes)} routes of {waiting.rows} waiting rows lead to queues")
+        yield ok(
+            "pending", f"{many(len(waiting.routes), 'route')} of {many(waiting.rows, 'waiting row')}: all to queues"
+        )
 
 
 def _some(names: list[str]) -> str:

@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
 from relay.preflight.finding import Finding, not_checked, ok, warning
+from relay.text import many
 
 SNAPSHOT_AGE_S_MAX: Final = 3600.0
 SLOT_AGE_TRANSACTIONS_MAX: Final = 10_000_000
@@ -48,7 +49,7 @@ def _autovacuum(facts: Mapping[str, Any], table: str) -> Finding:
             f"VACUUM {table}; then raise autovacuum_max_workers or lower autovacuum_vacuum_cost_delay,"
             " and see `transactions`",
         )
-    return ok("autovacuum", f"keeps up: {dead:,} dead rows, last run: {last}")
+    return ok("autovacuum", f"keeps up: {many(dead, 'dead row')}, last run: {last}")
 
 
 def _transactions(facts: Mapping[str, Any]) -> Iterator[Finding]:

@@ -8,6 +8,7 @@ from typing import Final
 from relay.errors import UsageError
 from relay.redrive.choice import Order
 from relay.redrive.run import NO_ROUTE, Outcome, Sample
+from relay.text import columns, cut
 from relay.values import short_string
 
 CELL_CHARACTERS_MAX: Final = 60
@@ -78,20 +79,14 @@ def _summary(outcome: Outcome) -> list[str]:
 def _table(samples: Sequence[Sample]) -> list[str]:
     if not samples:
         return []
-    cells = [("ID", "TYPE", "TO", "REASON", "ERROR"), *(_cells(sample) for sample in samples)]
-    widths = [max(len(line[column]) for line in cells) for column in range(len(cells[0]))]
-    return ["  ".join(text.ljust(width) for text, width in zip(line, widths, strict=True)).rstrip() for line in cells]
+    return columns([("ID", "TYPE", "TO", "REASON", "ERROR"), *(_cells(sample) for sample in samples)])
 
 
 def _cells(sample: Sample) -> tuple[str, ...]:
     route = "" if sample.route is None else str(sample.route)
     reason = "" if sample.reason is None else f"{sample.reason.replace('_', ' ')}: {sample.text}"
-    return tuple(_plain(text) for text in (sample.id or "(none)", sample.type, route, reason, sample.error))
-
-
-def _plain(text: str) -> str:
-    shown = "".join(character if character.isprintable() else "·" for character in text)
-    return shown if len(shown) <= CELL_CHARACTERS_MAX else shown[:CELL_CHARACTERS_MAX] + "…"
+    cells = (sample.id or "(none)", sample.type, route, reason, sample.error)
+    return tuple(cut(text, CELL_CHARACTERS_MAX) for text in cells)
 
 
 def document(outcome: Outcome) -> dict[str, object]:

@@ -109,4 +109,6 @@ def _mapped(failure: ApiFailed) -> BrokerError:
             "the user of RELAY_MANAGEMENT_URL needs the tag `administrator`, or `policymaker` and rights in the vhost"
         )
         return BrokerRefused(str(failure), hint=hint if failure.status in (401, 403) else None)
-    return BrokerUnavailable(str(failure), hint="look at RELAY_MANAGEMENT_URL")
+    return BrokerUnavailable(
+        str(failure), hint="is it up, and has RELAY_MANAGEMENT_URL the port of the management API?"
+    )

@@ -8,6 +8,7 @@ import os
 import signal
 import subprocess
 from collections.abc import Mapping
+from urllib.parse import urlsplit
 
 import aio_pika
 import asyncpg
@@ -39,6 +40,11 @@ def test_every_command_has_version_and_help(name: str) -> None:
         done = command(*name.split(), option)
         assert (done.returncode, done.stderr) == (0, "")
         assert "relay" in done.stdout
+
+
+def test_help_says_what_a_commands_own_no_is() -> None:
+    assert "4 there is an error among the findings." in command("check", "--help").stdout
+    assert command("migrate", "--help").stdout.endswith("3 schema incompatible.\n")
 
 
 @pytest.mark.parametrize(
@@ -90,14 +96,34 @@ def test_a_command_looks_only_at_its_own_settings() -> None:
     assert "CREATE TABLE" in done.stdout
 
 
-@pytest.mark.parametrize("name", ["migrate", "status"])
-def test_unreachable_database_exits_1_in_one_line(name: str) -> None:
-    settings = {"RELAY_DATABASE_URL": f"postgresql://me:s3cretword@127.0.0.1:{free_port()}/x"}
-    done = command(name, settings=settings)
+@pytest.mark.parametrize("name", ["migrate", "status", "parked list", "redrive q"])
+def test_an_unreachable_server_exits_1_with_one_line_and_the_mend(name: str) -> None:
+    settings = {
+        "RELAY_DATABASE_URL": f"postgresql://me:s3cretword@127.0.0.1:{free_port()}/x",
+        "RELAY_AMQP_URL": f"amqp://me:s3cretword@127.0.0.1:{free_port()}/",
+    }
+    done = command(*name.split(), settings=settings)
     assert done.returncode == 1
-    assert len(done.stderr.splitlines()) <= 2
-    assert "Traceback" not in done.stderr
+    said, mend = done.stderr.splitlines()
+    assert "cannot be reached: Connect call failed" in said
+    assert mend == "  is it up, and are host and port of its URL right?"
     assert "s3cretword" not in done.stderr
+
+
+async def test_a_server_that_is_not_the_wanted_one(database_url: str, amqp_url: str) -> None:
+    """Ports mixed up, TLS asked of a server that has none, a name mistyped: the second line leads there."""
+    amqp_port, sql_port = urlsplit(amqp_url).port, urlsplit(database_url).port
+    for url, mend in (
+        (f"postgresql://me@127.0.0.1:{amqp_port}/x", "sslmode, host and port"),
+        (f"{database_url}?sslmode=require", "sslmode, host and port"),
+        (f"{database_url}_mistyped", "mend the name at the end of its URL"),
+    ):
+        done = await _command("status", settings={"RELAY_DATABASE_URL": url})
+        assert done.returncode == 1
+        assert mend in done.stderr.splitlines()[1], done.stderr
+    done = await _command("redrive", "q", settings={"RELAY_AMQP_URL": f"amqp://127.0.0.1:{sql_port}/"})
+    assert done.returncode == 1
+    assert "check the port of its URL" in done.stderr.splitlines()[1], done.stderr
 
 
 def test_closed_pipe_is_no_traceback() -> None:
@@ -217,6 +243,7 @@ async def test_check_finds_what_is_missing(database_url: str, amqp_url: str) -> 
     errors = [line for line in done.stdout.splitlines() if line.startswith("error")]
     assert any("relay migrate" in line for line in errors)
     assert any("'events'" in line and "declare it" in line for line in errors)
+    assert "the table could not be looked at" in done.stdout
 
 
 async def test_check_reports_both_servers_unreachable() -> None:

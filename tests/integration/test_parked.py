@@ -168,7 +168,7 @@ async def test_texts_that_would_command_a_terminal_do_not(database: asyncpg.Conn
     await set_aside(database, 1, holds=False, failure_error="two\nlines")
     text = "\n".join(listing_lines(await parked.listing(settings, ALL, 10)))
     assert "m\\x1b[2J" in text
-    assert "two\\x0alines" in text
+    assert "two\\nlines" in text
 
 
 # ---------------------------------------------------------------- redrive

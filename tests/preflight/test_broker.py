@@ -177,7 +177,7 @@ async def test_the_routes_of_what_is_pending(vhost: Vhost) -> None:
     vhost.queue("q")
     vhost.bind("events", "q", "ok.#")
     good = waiting(("events", "ok.x"))
-    assert "1 routes of 1" in only(await vhost.look(good), "pending", Level.OK)
+    assert "1 route of 1 waiting row" in only(await vhost.look(good), "pending", Level.OK)
     bad = waiting(("events", "ok.x"), ("events", "nope.x"), ("elsewhere", "ok.x"))
     found = await vhost.look(bad)
     errors = [finding.text for finding in found if finding.check == "pending" and finding.level is Level.ERROR]

@@ -1,0 +1,29 @@
+"""Text for people: counted nouns, tables, and words of strangers made harmless. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+
+def many(count: int, noun: str) -> str:
+    """A number and its noun: `1 row`, `2,000 rows`."""
+    return f"{count:,} {noun}{'' if count == 1 else 's'}"
+
+
+def printable(text: str) -> str:
+    """On one line, and without what would command a terminal: ids, routes and a server's words are anybody's."""
+    if text.isprintable():
+        return text
+    return "".join(each if each.isprintable() else each.encode("unicode_escape").decode() for each in text)
+
+
+def cut(text: str, characters_max: int) -> str:
+    """Not longer than that, and a sign that there was more."""
+    return text if len(text) <= characters_max else f"{text[:characters_max]}…"
+
+
+def columns(lines: Sequence[Sequence[str]]) -> list[str]:
+    """The cells of each line below each other, made printable, two spaces apart; all lines have as many cells."""
+    shown = [[printable(cell) for cell in line] for line in lines]
+    widths = [max(len(cell) for cell in column) for column in zip(*shown, strict=True)]
+    return ["  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip() for line in shown]

@@ -1,0 +1,52 @@
+"""Text for people: nothing in it commands a terminal, and columns stand below each other."""
+
+from __future__ import annotations
+
+import io
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from relay.cli import console
+from relay.errors import BrokerUnavailable, ConfigError, RelayError
+from relay.text import columns, cut, many, printable
+
+ERASES = "order\x1b[2J\r\n\x9b31mpaid"
+
+
+@given(st.text())
+def test_what_is_printed_stands_on_one_line_and_says_what_there_was(text: str) -> None:
+    shown = printable(text)
+    assert shown.isprintable()
+    assert printable(shown) == shown
+    if text.isprintable():
+        assert shown == text
+
+
+def test_a_character_that_cannot_be_shown_is_named() -> None:
+    assert printable(ERASES) == r"order\x1b[2J\r\n\x9b31mpaid"
+    assert printable("\u2028\U000e0001") == r"\u2028\U000e0001"
+
+
+def test_columns_are_as_wide_as_what_is_shown() -> None:
+    assert columns([("A", "B", "C"), ("\x1b", "bb", "")]) == ["A     B   C", r"\x1b  bb"]
+    assert columns([]) == []
+
+
+def test_counted_nouns_and_cut_texts() -> None:
+    assert (many(1, "row"), many(0, "row"), many(2000, "row")) == ("1 row", "0 rows", "2,000 rows")
+    assert (cut("abcd", 4), cut("abcde", 4)) == ("abcd", "abcd…")
+
+
+@pytest.mark.parametrize("error", [RelayError(ERASES, hint=ERASES), BrokerUnavailable(ERASES), ConfigError([ERASES])])
+def test_no_error_commands_a_terminal(error: RelayError, capsys: pytest.CaptureFixture[str]) -> None:
+    """Whoever may insert a row, or run a server, would write on the operator's terminal."""
+    shown = console.Console({})
+    shown.complain(error)
+    shown.note(ERASES)
+    console.print_lines([ERASES], shown)
+    console.print_columns([(ERASES, ERASES)], shown)
+    printed = capsys.readouterr()
+    for stream in (printed.out, printed.err):
+        assert all(line.isprintable() for line in io.StringIO(stream).read().split("\n")), stream
