@@ -58,13 +58,15 @@ def classify(error: BaseException) -> Failure:
 
 
 def is_database_away(failure: Failure, error: BaseException) -> bool:
-    """Whether it says that no other message would fare better: no session, rather than a deadlock or a lock."""
+    """Whether it says that no other message would fare better: no session, no room, a standby, rather than a deadlock or
+    a lock.
+    """
     if failure.error_class is not ErrorClass.DATABASE:
         return False
     if any(isinstance(each, DatabaseUnavailable) for each in _chain(error)):
         return True
     states = [state for each in _chain(error) if isinstance(state := getattr(each, "sqlstate", None), str)]
-    return not states or states[0][:2] in ("08", "53", "57", "58")
+    return not states or states[0].startswith(("08", "53", "57", "58", "25006"))
 
 
 def _class_of(state: str) -> ErrorClass:

@@ -22,7 +22,7 @@ import aiormq
 from aio_pika.abc import AbstractConnection
 from aiormq.abc import AbstractChannel, DeliveredMessage
 
-from relay.errors import BrokerUnavailable
+from relay.errors import BrokerUnavailable, RelayError
 from relay.http import Readiness
 from relay.inbox.breaker import Breaker
 from relay.inbox.copies import Copy, Origin, parked_copy, retry_copy
@@ -103,6 +103,21 @@ class Shared:
     log: Log
     parkings: Seldom = field(default_factory=Seldom)
     returns: Returns = field(default_factory=Returns)
+
+    def tell_away(self, reason: str, error: RelayError) -> None:
+        """Not ready, and one line for each new reason, however often it is met."""
+        if reason in self.metrics.connected:
+            self.metrics.connected[reason] = False
+        is_news = (reason, error.message) not in self.readiness.reasons
+        self.readiness.add(reason, error.message)
+        if is_news:
+            self.log.warning("consumer_waits", reason=reason, error=error, hint=error.hint)
+
+    def tell_database(self) -> None:
+        """It answers."""
+        self.metrics.connected["database"] = True
+        self.readiness.remove("database")
+        self.readiness.remove("standby")
 
 
 class Hand(ABC):

@@ -1,19 +1,24 @@
 """The `inbox` table of `relay inbox run`: each message of a queue once, in the queue's order.
 
-Owns: one session, which holds the lock that makes it this queue's only writer, and writes: when it is lost, so is the
-right to write. A second sidecar waits for that lock (`Standby`).
+Owns: one session, and the right to write, which is a lease on the queue's row among the writers: each batch's transaction
+renews it first and writes nothing where another one has it. A second sidecar waits (`Standby`) until the lease is given back
+or has run out by the database's clock, or its owner's session is gone. Nothing hangs on the session itself, so a
+transaction-pooling proxy may stand in between.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import secrets
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from datetime import timedelta
 from typing import Any, Final
 
 import orjson
 
-from relay.database import Connection, close, connect, fill, mapped_errors, sql_file
+from relay.database import DRIVER_ERRORS, Connection, close, connect, fill, mapped_errors, sql_file
 from relay.errors import DatabaseUnavailable, SchemaMissing
 from relay.inbox.faults import classify
 from relay.inbox.message import Message
@@ -24,6 +29,11 @@ from relay.urls import DatabaseTarget
 from relay.values import TableName
 
 STATEMENT_TIMEOUT_S: Final = 30.0
+
+RELEASE_TIMEOUT_S: Final = 2.0
+
+LEASE: Final = timedelta(seconds=10)
+"""Renewed every two seconds by the gauges, and by each batch."""
 
 PENDING_MAX: Final = 100_000
 """Unfinished rows at which nothing more is taken from the queue: the backlog stays where it can be seen and bounded."""
@@ -51,10 +61,14 @@ class Mailbox:
         names = names_of(table)
         self._insert = fill(sql_file("inbox/mailbox_insert.sql"), names)
         self._gauges = fill(sql_file("inbox/mailbox_gauges.sql"), names)
-        self._take_lock = sql_file("inbox/mailbox_lock.sql")
+        self._claim = fill(sql_file("inbox/mailbox_claim.sql"), names)
+        self._hold = fill(sql_file("inbox/mailbox_hold.sql"), names)
+        self._tables = (names["table"], names["writer"])
+        # Of this life: the next one waits until this one's lease is over.
+        self._owner = secrets.token_hex(16)
 
     async def check(self) -> None:
-        """Have a session with the lock. Raises SchemaMissing, Standby, DatabaseError."""
+        """Have a session, and the right to write. Raises SchemaMissing, Standby, DatabaseError."""
         async with self._lock:
             connection = self._connection
             if connection is not None and not connection.is_closed():
@@ -62,27 +76,33 @@ class Mailbox:
             connection = await connect(self._target(), application_name="outbox-relay inbox")
             try:
                 with mapped_errors():
-                    await self._prepare(connection)
+                    # In transactions all of them: a proxy keeps a server's connection no longer.
+                    async with connection.transaction():
+                        await self._prepare(connection)
             except BaseException:
                 await close(connection)
                 raise
             self._connection = connection
 
     async def _prepare(self, connection: Connection) -> None:
-        name = self._table.quoted
-        if await connection.fetchval("SELECT to_regclass($1)", name, timeout=STATEMENT_TIMEOUT_S) is None:
-            raise SchemaMissing(f"there is no table {self._table}", hint="relay inbox migrate")
-        if not await connection.fetchval(self._take_lock, name, self._queue, timeout=STATEMENT_TIMEOUT_S):
-            raise Standby(f"another sidecar writes {self._queue} into {self._table}")
+        for name in self._tables:
+            if await connection.fetchval("SELECT to_regclass($1)", name, timeout=STATEMENT_TIMEOUT_S) is None:
+                raise SchemaMissing(f"there is no table {name}", hint="relay inbox migrate")
+        is_direct = connection.get_server_pid() == await connection.fetchval("SELECT pg_backend_pid()")
+        said = await connection.execute(
+            self._claim, self._queue, self._owner, LEASE, is_direct, timeout=STATEMENT_TIMEOUT_S
+        )
+        self._demand_right(said)
 
     async def write(self, messages: Sequence[Message]) -> int:
-        """In one transaction, with the doorbell where anything is new; returns how many are. Raises DatabaseError, and
-        what PostgreSQL says of data that it cannot hold.
+        """In one transaction, with the doorbell where anything is new; returns how many are. Raises DatabaseError,
+        Standby, and what PostgreSQL says of data that it cannot hold.
         """
         columns = _columns(messages)
         async with self._lock:
             connection = self._open_connection()
             async with connection.transaction():
+                await self._renew(connection)
                 said = await connection.execute(self._insert, self._queue, *columns, timeout=STATEMENT_TIMEOUT_S)
                 fresh = int(str(said).rpartition(" ")[2])
                 if fresh:
@@ -90,17 +110,34 @@ class Mailbox:
             return fresh
 
     async def gauges(self) -> Gauges:
-        """What waits. Raises DatabaseError."""
+        """What waits; the lease is renewed at the same time. Raises DatabaseError, Standby."""
         async with self._lock:
+            connection = self._open_connection()
             with mapped_errors():
-                row = await self._open_connection().fetchrow(self._gauges, PENDING_MAX, timeout=STATEMENT_TIMEOUT_S)
+                async with connection.transaction():
+                    await self._renew(connection)
+                async with connection.transaction():
+                    row = await connection.fetchrow(self._gauges, PENDING_MAX, timeout=STATEMENT_TIMEOUT_S)
             return Gauges(row["pending"], row["oldest_age_s"], row["parked"])
 
     async def close(self) -> None:
-        """Give the lock back."""
+        """Give the right back, so that nobody has to wait for its end."""
         connection, self._connection = self._connection, None
         if connection is not None:
+            with contextlib.suppress(*DRIVER_ERRORS, Standby):
+                async with asyncio.timeout(RELEASE_TIMEOUT_S), connection.transaction():
+                    await self._renew(connection, timedelta(0))
             await close(connection)
+
+    async def _renew(self, connection: Connection, lease: timedelta = LEASE) -> None:
+        self._demand_right(
+            await connection.execute(self._hold, self._queue, self._owner, lease, timeout=STATEMENT_TIMEOUT_S)
+        )
+
+    def _demand_right(self, said: object) -> None:
+        """By what PostgreSQL said of the one row that would have been changed."""
+        if not str(said).endswith(" 1"):
+            raise Standby(f"another sidecar writes {self._queue} into {self._table}")
 
     async def abandon(self) -> None:
         """The session is in doubt: nothing more is written by it."""
@@ -110,7 +147,7 @@ class Mailbox:
 
     def _open_connection(self) -> Connection:
         if self._connection is None or self._connection.is_closed():
-            raise DatabaseUnavailable("the session that holds the inbox's lock is gone")
+            raise DatabaseUnavailable("the session that writes the inbox is gone")
         return self._connection
 
 

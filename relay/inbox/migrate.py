@@ -79,6 +79,7 @@ def _steps(table: TableName, role: str | None) -> list[str]:
     names = {
         **names_of(table),
         "table_text": f"{literal(table.quoted)}::text",
+        "writer_text": f"{literal(table.derived('_writer'))}::text",
         "channel_text": literal(channel_of(table)),
         "mark_text": literal(_MARK),
         "role": quote_identifier(role or "-"),

@@ -13,4 +13,4 @@ def channel_of(table: TableName) -> str:
 def names_of(table: TableName) -> dict[str, str]:
     """The names that the SQL files leave open."""
     functions = {name: table.derived(f"_{name}") for name in ("claim", "done", "failed", "redrive", "discard")}
-    return {"table": table.quoted, **functions}
+    return {"table": table.quoted, "writer": table.derived("_writer"), **functions}

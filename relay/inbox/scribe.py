@@ -3,7 +3,8 @@
     delivered … delivered -> one transaction -> COMMIT -> ack of all of them
 
 A batch that PostgreSQL refuses for what it holds is written message by message, and the culprit is parked at the broker.
-A database that is away ends the link's life: the messages go back to the queue, and nothing is consumed until it is there.
+While the database is away, or refuses every write (a full disk, a standby), the batch waits here: each return to the queue
+would count towards its delivery limit, and after some of them the broker would park what nobody could ever read.
 """
 
 from __future__ import annotations
@@ -15,13 +16,14 @@ from typing import Final
 from aiormq.abc import DeliveredMessage
 
 from relay.database import DRIVER_ERRORS
-from relay.errors import DatabaseError, DatabaseUnavailable
+from relay.errors import DatabaseError, DatabaseUnavailable, RelayError
 from relay.inbox.faults import classify
 from relay.inbox.hand import Hand, Life, Shared, iso_now
 from relay.inbox.mailbox import PENDING_MAX, Mailbox, is_data_at_fault
 from relay.inbox.message import Message
 from relay.inbox.outcome import Failure, Outcome, Park, Permanent
 from relay.inbox.publisher import Lane
+from relay.inbox.station import Standby, backoff_s
 
 FULL_RECHECK_S: Final = 1.0
 
@@ -70,29 +72,48 @@ class Scribe(Hand):
     async def _write(self, pairs: Sequence[Pair]) -> None:
         if not pairs:
             return
-        began = asyncio.get_running_loop().time()
-        try:
-            fresh = await self._mailbox.write([message for _, message in pairs])
-        except _REFUSALS as error:
-            if not is_data_at_fault(error):
-                await self._give_up(error)
-            if len(pairs) == 1:
-                await self._park_refused(*pairs[0], classify(error))
-                return
-            for pair in pairs:
-                await self._write([pair])
-            return
-        self._metrics.processing_seconds.observe(asyncio.get_running_loop().time() - began)
+        loop, failures = asyncio.get_running_loop(), 0
+        while True:
+            began = loop.time()
+            try:
+                fresh = await self._mailbox.write([message for _, message in pairs])
+                break
+            except _REFUSALS as error:
+                if is_data_at_fault(error):
+                    await self._write_apart(pairs, error)
+                    return
+                failures += 1
+                await self._regain(error, failures)
+        if failures:
+            self._shared.tell_database()
+        self._metrics.processing_seconds.observe(loop.time() - began)
         known = len(pairs) - fresh
         await self._ack_batch(pairs[-1][0], {Outcome.HANDLED: fresh, Outcome.DUPLICATE: known})
+
+    async def _write_apart(self, pairs: Sequence[Pair], error: Exception) -> None:
+        if len(pairs) == 1:
+            await self._park_refused(*pairs[0], classify(error))
+            return
+        for pair in pairs:
+            await self._write([pair])
+
+    async def _regain(self, error: Exception, failures: int) -> None:
+        """Whether the batch was committed is not known, so it is written again, by a session that may. Raises Standby,
+        LifeOver.
+        """
+        away = error if isinstance(error, RelayError) else DatabaseUnavailable(classify(error).text)
+        await self._mailbox.abandon()
+        while True:
+            self._shared.tell_away("database", away)
+            await self._life.rest(backoff_s(failures, self._shared.random.random()))
+            try:
+                await self._mailbox.check()
+                return
+            except Standby:
+                raise
+            except RelayError as again:
+                away, failures = again, failures + 1
 
     async def _park_refused(self, delivery: DeliveredMessage, message: Message, failure: Failure) -> None:
         self._metrics.failures[failure.error_class] += 1
         await self._park(delivery, self._origin(delivery, message.attempt, iso_now()), Park(failure.text), failure)
-
-    async def _give_up(self, error: Exception) -> None:
-        """Raises DatabaseUnavailable: whether the batch was committed is not known, so the broker delivers it again."""
-        await self._mailbox.abandon()
-        if isinstance(error, DatabaseError):
-            raise DatabaseUnavailable(error.message, hint=error.hint) from error
-        raise DatabaseUnavailable(classify(error).text) from error

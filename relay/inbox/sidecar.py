@@ -26,7 +26,7 @@ from relay.inbox.naming import names_of
 from relay.inbox.outcome import RetryPolicy
 from relay.inbox.scribe import Scribe
 from relay.inbox.settings import ConsumerSettings
-from relay.inbox.station import Station
+from relay.inbox.station import Standby, Station
 from relay.lifecycle import Lifecycle, serving
 
 GAUGE_INTERVAL_S: Final = 2.0
@@ -94,7 +94,8 @@ async def _watch(mailbox: Mailbox, metrics: InboxMetrics) -> None:
     while True:
         try:
             found = await mailbox.gauges()
-        except DatabaseError:
+        except (DatabaseError, Standby):
+            # Who writes finds out, and says so.
             metrics.pending_rows = metrics.oldest_pending_age_seconds = metrics.parked_rows = None
         else:
             metrics.pending_rows, metrics.parked_rows = found.pending, found.parked

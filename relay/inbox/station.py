@@ -93,9 +93,7 @@ class Station:
             while not self._stopping.is_set():
                 try:
                     await self._backing.check()
-                    self.metrics.connected["database"] = True
-                    self.readiness.remove("database")
-                    self.readiness.remove("standby")
+                    self._shared.tell_database()
                     await self._live()
                 except (DrainIncomplete, ConfigError):
                     raise
@@ -170,24 +168,16 @@ class Station:
         )
 
     async def _back_off(self, failures: int) -> None:
-        ceiling_s = min(BACKOFF_MAX_S, BACKOFF_MIN_S * 2.0 ** min(failures, 10))
         with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(self._stopping.wait(), ceiling_s * (0.5 + 0.5 * self._shared.random.random()))
+            await asyncio.wait_for(self._stopping.wait(), backoff_s(failures, self._shared.random.random()))
 
     def _tell(self, error: RelayError) -> None:
-        """Not ready, and one line for each new reason, however often it is met."""
         if isinstance(error, BrokerUnavailable):
-            reason = "broker"
+            self._shared.tell_away("broker", error)
         elif isinstance(error, Standby):
-            reason = "standby"
+            self._shared.tell_away("standby", error)
         else:
-            reason = "database"
-        if reason in self.metrics.connected:
-            self.metrics.connected[reason] = False
-        is_news = (reason, error.message) not in self.readiness.reasons
-        self.readiness.add(reason, error.message)
-        if is_news:
-            self._log.warning("consumer_waits", reason=reason, error=error, hint=error.hint)
+            self._shared.tell_away("database", error)
 
     # ---------------------------------------------------------------- beside the work
 
@@ -249,6 +239,11 @@ class _Patience:
         """What the answer was."""
         self._missed = min(self._missed + 1, 5) if is_missing else 0
         self._turns = 2**self._missed - 1 if is_missing else 0
+
+
+def backoff_s(failures: int, roll: float) -> float:
+    """How long to wait after so many in a row; `roll` in [0, 1)."""
+    return min(BACKOFF_MAX_S, BACKOFF_MIN_S * 2.0 ** min(failures, 10)) * (0.5 + 0.5 * roll)
 
 
 async def _messages_ready(connection: AbstractConnection, queue: str) -> int | Unseen:

@@ -4,7 +4,7 @@
 --          one transaction. A claimed row is a locked row: a crash gives it back.
 -- Locks:   new objects only; one transaction, under the same advisory lock as 0001.
 -- Caller:  relay/inbox/migrate.py, which sends this text or prints it; it may be run again, and replaces the functions.
---          {table} and the functions' names are quoted, {channel_text} is the doorbell's channel as a literal, {mark_text}
+--          {table}, {writer} and the functions' names are quoted, {channel_text} is the doorbell's channel as a literal, {mark_text}
 --          the comment by which the table is known again, {grants} the rights of a role or empty.
 -- Errors:  RLY01 another table of that name.
 BEGIN ISOLATION LEVEL READ COMMITTED, READ WRITE;
@@ -53,6 +53,16 @@ BEGIN
     ELSIF obj_description({table_text}::regclass, 'pg_class') IS DISTINCT FROM {mark_text} THEN
         RAISE EXCEPTION 'there is another table %', {table_text}
             USING ERRCODE = 'RLY01', HINT = 'rename it, or set RELAY_INBOX_TABLE';
+    END IF;
+    -- Who may write a queue into the table. The name is ours alone: its presence is enough.
+    IF to_regclass({writer_text}) IS NULL THEN
+        CREATE TABLE {writer} (
+            queue text NOT NULL PRIMARY KEY,
+            owner text NOT NULL,
+            owner_pid int,
+            owner_began timestamptz,
+            leased_until timestamptz NOT NULL
+        ) WITH (fillfactor = 50);
     END IF;
 END $migration$;
 

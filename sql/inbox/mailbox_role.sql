@@ -3,3 +3,4 @@
 -- Locks:   none beyond the catalog's rows.
 -- Caller:  0002_mailbox.sql; {role} is the quoted name.
 GRANT SELECT, INSERT, UPDATE, DELETE ON {table} TO {role};
+GRANT SELECT, INSERT, UPDATE ON {writer} TO {role};

@@ -107,6 +107,8 @@ def test_jitter_has_its_share() -> None:
         (asyncpg.DeadlockDetectedError("x"), ErrorClass.DATABASE, False),
         (asyncpg.SerializationError("x"), ErrorClass.DATABASE, False),
         (asyncpg.AdminShutdownError("x"), ErrorClass.DATABASE, True),
+        (asyncpg.DiskFullError("x"), ErrorClass.DATABASE, True),
+        (asyncpg.ReadOnlySQLTransactionError("x"), ErrorClass.DATABASE, True),
         (asyncpg.ConnectionDoesNotExistError("x"), ErrorClass.DATABASE, True),
         (asyncpg.InterfaceError("connection is closed"), ErrorClass.DATABASE, True),
         (asyncpg.InternalClientError("cannot switch to state 15"), ErrorClass.DATABASE, True),

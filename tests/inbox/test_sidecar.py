@@ -12,12 +12,18 @@ from typing import Any
 
 import asyncpg
 import pytest
+from aiormq import spec
 
+from relay.inbox.mailbox import Mailbox
+from relay.inbox.message import read
+from relay.inbox.station import Standby
 from relay.servers import RabbitServer
 from relay.topology import names
+from relay.values import TableName
 from tests.conftest import eventually
 from tests.e2e.conftest import Daemon, command
 from tests.inbox.site import QUEUE, Site
+from tests.pooler import IS_INSTALLED, Pooler
 
 CLAIM = "SELECT message_id FROM inbox_claim($1)"
 
@@ -172,6 +178,96 @@ async def test_a_second_one_stands_by_and_takes_over(inbox: Site, sidecars: Any)
         return await rows(inbox) == ["m1"]
 
     await eventually(is_there)
+
+
+async def test_a_database_that_refuses_every_write_uses_up_no_delivery(inbox: Site, sidecars: Any) -> None:
+    """A full disk answers every question: a batch that went back to the queue each time would be dead-lettered soon."""
+    limited = {"x-queue-type": "quorum", "x-delivery-limit": 1, "x-dead-letter-exchange": ""}
+    limited["x-dead-letter-routing-key"] = names.parking_queue("limited")
+    await inbox.declare((), queue="limited", arguments=limited)
+    await inbox.database.execute(
+        "CREATE FUNCTION full_disk() RETURNS trigger LANGUAGE plpgsql AS "
+        "$$ BEGIN RAISE EXCEPTION 'no space left on device' USING ERRCODE = '53100'; END $$;"
+        "CREATE TRIGGER full_disk BEFORE INSERT ON inbox EXECUTE FUNCTION full_disk()"
+    )
+    sidecar: Sidecar = await sidecars(inbox_queue="limited").ready()
+    await inbox.publish("m1")
+    refused = "SELECT sum(xact_rollback) FROM pg_stat_database WHERE datname = current_database()"
+    before = await inbox.database.fetchval(refused)
+
+    async def has_tried_again() -> bool:
+        return bool(await inbox.database.fetchval(refused) >= before + 4)
+
+    await eventually(has_tried_again, 20)
+    assert sidecar.reasons() == {"database"}
+    await inbox.database.execute("DROP TRIGGER full_disk ON inbox")
+
+    async def is_there() -> bool:
+        return await rows(inbox) == ["m1"]
+
+    await eventually(is_there, 20)
+    await sidecar.ready()
+    assert sidecar.metric("relay_inbox_reconnects_total") == 0
+    assert await inbox.ready(names.parking_queue("limited")) == 0
+    assert len([event for event in sidecar.events() if event["event"] == "consumer_waits"]) == 1
+
+
+async def test_who_has_lost_the_right_to_write_writes_nothing(inbox: Site) -> None:
+    """Frozen for longer than its lease, say: the fence is in the batch's own transaction."""
+    target, table = (lambda: inbox.database_url), TableName(None, "inbox")
+    first, second = Mailbox(target, table, QUEUE), Mailbox(target, table, QUEUE)
+    message = read(
+        consumer="inbox",
+        body=b"{}",
+        properties=spec.Basic.Properties(message_id="m1"),
+        exchange="",
+        routing_key=QUEUE,
+        is_redelivered=False,
+    )
+    try:
+        await first.check()
+        with pytest.raises(Standby, match="another sidecar writes inventory into inbox"):
+            await second.check()
+        await inbox.database.execute("UPDATE inbox_writer SET leased_until = now() - interval '1 second'")
+        await second.check()
+        for attempt in (first.write([message]), first.gauges()):
+            with pytest.raises(Standby):
+                await attempt
+        assert await rows(inbox) == []
+        assert await second.write([message]) == 1
+        await first.abandon()
+        with pytest.raises(Standby):
+            await first.check()
+        await second.close()
+        await first.check()
+    finally:
+        await first.close()
+        await second.close()
+
+
+@pytest.mark.skipif(not IS_INSTALLED, reason="pgbouncer is not installed")
+async def test_behind_a_pooling_proxy_there_is_one_writer_too(inbox: Site, sidecars: Any) -> None:
+    """A session's lock would stay with the proxy's own session: nobody could take over, or anybody write."""
+    with Pooler(inbox.database_url) as pooler:
+        first: Sidecar = await sidecars(inbox_database_url=pooler.url).ready()
+        second: Sidecar = sidecars(inbox_database_url=pooler.url)
+        await eventually(lambda: second.reasons() >= {"standby"}, 20)
+        wanted = [f"m{number}" for number in range(20)]
+        for message_id in wanted[:10]:
+            await inbox.publish(message_id)
+        await _has_written(first)
+        await first.kill()
+        for message_id in wanted[10:]:
+            await inbox.publish(message_id)
+
+        async def are_there() -> bool:
+            return await rows(inbox) == wanted
+
+        await eventually(are_there, 30)
+        third: Sidecar = sidecars(inbox_database_url=pooler.url)
+        await eventually(lambda: third.reasons() >= {"standby"}, 20)
+        assert await second.stop() == 0
+        await third.ready()
 
 
 async def test_servers_that_come_late_are_waited_for(inbox: Site, sidecars: Any, rabbit_server: RabbitServer) -> None:
