@@ -2,33 +2,25 @@
 
 from __future__ import annotations
 
-import asyncio
 import dataclasses
-import inspect
 import os
 from pathlib import Path
 from urllib.parse import quote
 
-import aiormq
 import pytest
-from asyncpg import connect_utils
-from cryptography.hazmat.primitives import serialization
 from hypothesis import given
 from hypothesis import strategies as st
 
-from relay import config, urls, values
+from relay import config, values
 from relay.config import Config, Ordering, SentRows, load, needed_by, used_by
 from relay.errors import BrokerUnavailable, ConfigError, DatabaseUnavailable
 from relay.redaction import Redactor, shown_url
 from relay.settings import SETTINGS, SETTINGS_BY_VARIABLE
-from tests.authority import Authority
+from tests.core.test_urls import HARD_ENCODED, HARD_PASSWORD
 
 DATABASE = "postgresql://relay:sesame@db:5432/shop"
 AMQP = "amqp://relay:parsley@mq:5672/"
 ENVIRON = {"RELAY_DATABASE_URL": DATABASE, "RELAY_AMQP_URL": AMQP}
-
-HARD_PASSWORD = "p@ss/w#rd:%2F +x"
-HARD_ENCODED = quote(HARD_PASSWORD, safe="")
 
 
 def loaded(**variables: str) -> Config:
@@ -313,276 +305,6 @@ def test_urls_nobody_knows_are_masked_too() -> None:
 @pytest.mark.parametrize("url", ["x", "amqp://u:p?q@h/", "amqp://u:secret", "postgres://h/d?a=u:p@h", "a://b@c@d"])
 def test_shown_url_hides_what_it_cannot_tell_apart(url: str) -> None:
     assert shown_url(url) is None
-
-
-# ---------------------------------------------------------------- URLs
-
-
-def driver_view(target: urls.DatabaseTarget) -> tuple[object, ...]:
-    """What asyncpg makes of it: addresses, user, password, database, settings."""
-    arguments = inspect.signature(connect_utils._parse_connect_dsn_and_args).parameters
-    nothing = dict.fromkeys(arguments.keys() - {"dsn"})
-    addresses, parameters = connect_utils._parse_connect_dsn_and_args(dsn=target.dsn, **nothing)
-    return addresses, parameters.user, parameters.password, parameters.database, parameters.server_settings
-
-
-@pytest.mark.parametrize(
-    ("url", "expected"),
-    [
-        ("postgresql://u:p@h/d", ([("h", 5432)], "u", "p", "d", None)),
-        ("postgres://u:p@h:6432/d", ([("h", 6432)], "u", "p", "d", None)),
-        ("postgresql://u:p@h1:1,h2:2/d", ([("h1", 1), ("h2", 2)], "u", "p", "d", None)),
-        ("postgresql://u:p@[::1]:7/d", ([("::1", 7)], "u", "p", "d", None)),
-        ("postgresql://u:p@%2Frun%2Fpg:7/d", (["/run/pg/.s.PGSQL.7"], "u", "p", "d", None)),
-        ("postgresql://u:p@/d?host=/run/pg&port=7", (["/run/pg/.s.PGSQL.7"], "u", "p", "d", None)),
-        (f"postgresql://u:{HARD_ENCODED}@h/d", ([("h", 5432)], "u", HARD_PASSWORD, "d", None)),
-        ("postgresql://h/d?user=u&password=a+b%2Bc", ([("h", 5432)], "u", "a+b+c", "d", None)),
-        (
-            "postgresql://u:p@h/d?application_name=a%20b&connect_timeout=3",
-            ([("h", 5432)], "u", "p", "d", {"application_name": "a b"}),
-        ),
-        (
-            "postgresql://u:p@h/d?fallback_application_name=x&gssencmode=disable",
-            ([("h", 5432)], "u", "p", "d", {"application_name": "x"}),
-        ),
-        ("postgresql://u:p@h/d%20%2Fe?keepalives=1", ([("h", 5432)], "u", "p", "d /e", None)),
-    ],
-)
-def test_the_driver_reads_a_database_url_as_meant(url: str, expected: tuple[object, ...]) -> None:
-    assert driver_view(urls.database_target(url)) == expected
-
-
-def test_connect_timeout_is_translated() -> None:
-    assert urls.database_target("postgresql://h/d?connect_timeout=3").connect_timeout_s == 3
-    assert urls.database_target("postgresql://h/d?connect_timeout=0").connect_timeout_s is None
-    assert urls.database_target("postgresql://h/d").connect_timeout_s is None
-
-
-@pytest.mark.parametrize(
-    ("url", "names"),
-    [
-        ("postgresql://u:p@h/d?hostaddr=1.2.3.4", "hostaddr"),
-        ("postgresql://u:p@h/d?tcp_user_timeout=5", "tcp_user_timeout"),
-        ("postgresql://u:p@h/d?channel_binding=require", "channel_binding"),
-        ("postgresql://u:p@h/d?connect_timeout=soon", "connect_timeout"),
-        ("postgresql://u:p@h/d?sslmod=require", "sslmode"),
-        ("postgresql://u:p@h/d?sslmode=always", "verify-full"),
-        ("postgresql://u:p@h/d?sslrootcert=/nonexistent", "sslrootcert=/nonexistent"),
-        ("postgresql://u:p@h/d?host=other", "host twice"),
-        ("postgresql://u:p@h/d?user=other", "user twice"),
-        ("postgresql://u:p@h/d?x", "without a value"),
-        ("postgresql://u:p@h/d?a=1&a=2", "twice"),
-        ("postgresql://u:p@h:0/d", "port"),
-        ("postgresql://u:p@h:70000/d", "port"),
-        ("postgresql://u:p@h1,,h2/d", "host"),
-        ("postgresql://u:p@[::1/d", "percent-encoded"),
-        ("postgresql://u:p@::1/d", "host or port"),
-        ("postgresql://u:p@ss@h/d", "percent-encoded"),
-        ("postgresql://u:p#ss@h/d", "percent-encoded"),
-        ("postgresql://u:p/ss@h/d", "percent-encoded"),
-        ("postgresql://u:p\n@h/d", "control"),
-        ("jdbc:postgresql://h/d", "postgresql://"),
-        ("host=h user=u", "postgresql://"),
-    ],
-)
-def test_a_database_url_that_the_driver_would_misread_is_refused(url: str, names: str) -> None:
-    with pytest.raises(ValueError, match=names):
-        urls.database_target(url)
-
-
-@pytest.mark.parametrize("vhost", ["/", "a/b", "vh ü", "orders", "a%b", "a+b", "?x"])
-@pytest.mark.parametrize("password", ["guest", HARD_PASSWORD])
-async def test_the_driver_reads_an_amqp_url_as_meant(vhost: str, password: str) -> None:
-    (url,) = urls.amqp_urls(f"amqp://u:{quote(password, safe='')}@h:7/{quote(vhost, safe='')}?heartbeat=7")
-    connection = aiormq.Connection(url, loop=asyncio.get_running_loop())
-    assert (connection.vhost, connection.url.password, connection.url.host) == (vhost, password, "h")
-    assert (connection.url.port, connection.heartbeat_timeout) == (7, 7)
-
-
-def test_several_amqp_urls_in_turn() -> None:
-    text = "amqp://u:a%2Cb@h1/, amqps://[::1]:5671/x"
-    assert urls.amqp_urls(text) == ("amqp://u:a%2Cb@h1/", "amqps://[::1]:5671/x")
-    assert [urls.amqp_address(url) for url in urls.amqp_urls(text)] == ["h1/%2F", "[::1]:5671/x"]
-
-
-@pytest.mark.parametrize(
-    ("url", "names"),
-    [
-        ("amqp://u:p@h/?heartbeet=3", "heartbeat"),
-        ("amqps://u:p@h/?cacertfile=/x", "cafile"),
-        ("amqps://u:p@h/?verify=verify_none", "no_verify_ssl"),
-        ("amqp://u:p@h/?cafile=/x", "amqps"),
-        ("amqps://u:p@h/?cafile=/nonexistent", "cannot be read"),
-        ("amqp://u:p@h/?heartbeat=often", "heartbeat"),
-        ("amqp://u:p@h/?auth=magic", "external"),
-        ("amqp://u:p@h/..", "vhost"),
-        ("amqp://u:p@h/" + "v" * 256, "vhost"),
-        ("amqp://u:p@/x", "host"),
-        ("amqp://h1/,http://h2/", "URL 2"),
-        ("mq.example", "amqp://"),
-    ],
-)
-def test_an_amqp_url_that_the_driver_would_misread_is_refused(url: str, names: str) -> None:
-    with pytest.raises(ValueError, match=names):
-        urls.amqp_urls(url)
-
-
-def test_client_certificates_go_to_the_drivers(tmp_path: Path) -> None:
-    authority = Authority(tmp_path)
-    certificate, key = authority.sign(name="relay")
-    text = f"amqps://h/?cafile={authority.file}&certfile={certificate}&keyfile={key}&auth=external"
-    assert urls.amqp_urls(text) == (text,)
-    dsn = f"postgresql://u@h/d?sslmode=verify-full&sslrootcert={authority.file}&sslcert={certificate}&sslkey={key}"
-    assert urls.database_target(dsn).dsn == dsn
-
-
-def test_certificates_that_no_driver_could_use(tmp_path: Path) -> None:
-    """Found before a driver does: one clear error at the start instead of OpenSSL's words at every connect."""
-    authority = Authority(tmp_path)
-    (certificate, key), (_, other_key) = authority.sign(name="relay"), authority.sign(name="other")
-    broken = tmp_path / "broken.pem"
-    broken.write_text("-----BEGIN CERTIFICATE-----\nbm9uZQ==\n-----END CERTIFICATE-----\n")
-    secret = serialization.BestAvailableEncryption(b"horse")
-    encrypted = tmp_path / "encrypted.key"
-    loaded = serialization.load_pem_private_key(key.read_bytes(), None)
-    encrypted.write_bytes(loaded.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, secret))
-    amqp, database = "amqps://h/?", "postgresql://u@h/d?sslmode=verify-full&"
-    cases = {
-        f"{amqp}cafile={broken}": "holds no certificate",
-        f"{amqp}cafile={key}": "holds no certificate",
-        f"{amqp}cafile={tmp_path}": "holds no certificate",
-        f"{amqp}cadata=bm9uZQ==": "cadata that is no certificate",
-        f"{amqp}certfile={certificate}": "are no certificate and key",
-        f"{amqp}certfile={certificate}&keyfile={other_key}": "belong together",
-        f"{amqp}certfile={certificate}&keyfile={encrypted}": "needs its password",
-        f"{amqp}certfile={certificate}&keyfile={tmp_path / 'gone'}": "cannot be read",
-        f"{amqp}keyfile={key}": "without a certfile",
-        f"{amqp}auth=external": "without a certfile",
-        f"{database}sslrootcert={broken}": "holds no certificate",
-        f"{database}sslcrl={broken}": "holds no certificate",
-        f"{database}sslcert={certificate}&sslkey={other_key}": "belong together",
-        f"{database}sslcert={certificate}&sslkey={encrypted}&sslpassword=pony": "needs its password",
-        f"{database}sslkey={tmp_path / 'gone'}": "cannot be read",
-    }
-    for url, said in cases.items():
-        with pytest.raises(ValueError, match=said):
-            (urls.amqp_urls if url.startswith("amqps") else urls.database_target)(url)
-    urls.database_target(f"{database}sslcert={certificate}&sslkey={encrypted}&sslpassword=horse")
-
-
-def test_asyncpg_takes_the_parameters_that_are_kept_for_it() -> None:
-    """A parameter that an upgrade of asyncpg no longer takes out of the URL would reach the server as a setting."""
-    source = Path(connect_utils.__file__).read_text()
-    for name in urls._DRIVER_CHOICES:
-        assert f"query.pop('{name}')" in source or f"'{name}'\n" in source, name
-
-
-# ---------------------------------------------------------------- values
-
-
-@pytest.mark.parametrize(
-    ("text", "seconds"),
-    [("250ms", 0.25), ("5s", 5), ("2m", 120), ("1h", 3600), ("7d", 604800), ("1.5s", 1.5), ("0s", 0)],
-)
-def test_durations(text: str, seconds: float) -> None:
-    assert values.duration(text) == seconds
-
-
-@pytest.mark.parametrize("text", ["5", "5 s", "s", "-1s", "1h30m", "١s", "1e3s", "5S", "99999d", "inf", "nans"])
-def test_no_durations(text: str) -> None:
-    with pytest.raises(ValueError):
-        values.duration(text)
-
-
-@pytest.mark.parametrize(
-    ("text", "size_bytes"), [("64KiB", 65536), ("1MiB", 2**20), ("2GiB", 2**31), ("250", 250), ("7B", 7)]
-)
-def test_sizes(text: str, size_bytes: int) -> None:
-    assert values.size(text) == size_bytes
-
-
-@pytest.mark.parametrize("text", ["64KB", "1 MiB", "0", "-1", "1.5MiB", "", "9999999999999GiB"])
-def test_no_sizes(text: str) -> None:
-    with pytest.raises(ValueError):
-        values.size(text)
-
-
-@pytest.mark.parametrize(
-    ("text", "quoted", "shard"),
-    [
-        ("outbox", '"outbox"', '"outbox_shard"'),
-        ("Sales.Outbox", '"sales"."outbox"', '"sales"."outbox_shard"'),
-        ('"My Schema"."Out""box"', '"My Schema"."Out""box"', '"My Schema"."Out""box_shard"'),
-        ('"a.b".c', '"a.b"."c"', '"a.b"."c_shard"'),
-        ("events_é$1", '"events_é$1"', '"events_é$1_shard"'),
-    ],
-)
-def test_table_names_as_sql_reads_them(text: str, quoted: str, shard: str) -> None:
-    name = values.table_name(text)
-    assert (name.quoted, name.derived("_shard")) == (quoted, shard)
-
-
-@pytest.mark.parametrize(
-    "text",
-    ["", "a b", "a;drop", "a.b.c", ".a", "a.", '"a', '""', "1a", "a-b", "x" * 44, "é" * 22, "x" * 64 + ".a"],
-)
-def test_no_table_names(text: str) -> None:
-    with pytest.raises(ValueError):
-        values.table_name(text)
-
-
-@given(st.text(min_size=1, max_size=10).filter(lambda text: "\0" not in text))
-def test_any_quoted_name_survives(name: str) -> None:
-    quoted = '"' + name.replace('"', '""') + '"'
-    assert values.table_name(quoted) == values.TableName(None, name)
-
-
-@pytest.mark.parametrize(
-    "text", ["events", "{aggregate_type}", "a.{event_type}.v{schema_version}", "{{x}}", "{id}{producer}"]
-)
-def test_templates(text: str) -> None:
-    assert values.template(text) == text
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
-        "{payload}",
-        "{",
-        "}",
-        "{event_type",
-        "{}",
-        "{0}",
-        "{event_type!r}",
-        "{event_type:>5}",
-        "{event_type.x}",
-        "a\nb",
-        "x" * 256,
-    ],
-)
-def test_no_templates(text: str) -> None:
-    with pytest.raises(ValueError):
-        values.template(text)
-
-
-@pytest.mark.parametrize(
-    ("text", "host", "port"),
-    [
-        ("0.0.0.0:9761", "0.0.0.0", 9761),
-        (":9761", "0.0.0.0", 9761),
-        ("[::]:0", "::", 0),
-        ("[fe80::1%eth0]:1", "fe80::1%eth0", 1),
-        ("localhost:80", "localhost", 80),
-    ],
-)
-def test_listen_addresses(text: str, host: str, port: int) -> None:
-    assert values.listen_address(text) == values.ListenAddress(host, port)
-
-
-@pytest.mark.parametrize("text", ["9761", "host", "::1:80", "h:99999", "h:", "http://h:1", "a b:1", "h:1/"])
-def test_no_listen_addresses(text: str) -> None:
-    with pytest.raises(ValueError):
-        values.listen_address(text)
 
 
 def test_the_process_environment_is_not_read(monkeypatch: pytest.MonkeyPatch) -> None:

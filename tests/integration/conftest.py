@@ -9,7 +9,8 @@ import asyncpg
 import pytest
 
 from relay import migrate
-from tests.integration.relay import Relay
+from relay.config import Config
+from tests.integration.relay import Relay, configured
 
 
 @pytest.fixture
@@ -33,3 +34,9 @@ async def started(database_url: str, database: asyncpg.Connection) -> AsyncItera
     yield make
     for relay in relays:
         await relay.close()
+
+
+@pytest.fixture
+def settings(database_url: str) -> Config:
+    """Of an operator's command on the database."""
+    return configured(database_url)

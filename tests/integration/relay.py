@@ -7,6 +7,8 @@ from typing import Any
 
 import asyncpg
 
+from relay import config
+from relay.config import Config
 from relay.core.ports import (
     Claim,
     Held,
@@ -132,3 +134,32 @@ async def states(connection: asyncpg.Connection) -> list[str]:
             " ELSE coalesce(aside || CASE WHEN holds THEN '+' ELSE '' END, 'pending') END FROM outbox ORDER BY seq"
         )
     ]
+
+
+def configured(url: str, **changes: str) -> Config:
+    found, _ = config.load({"RELAY_DATABASE_URL": url, **changes})
+    return found
+
+
+async def set_aside(connection: asyncpg.Connection, *seqs: int, aside: str = "parked", **columns: Any) -> None:
+    """Rows become parked, holding their keys, as a settlement leaves them."""
+    values = {"failure_class": "unroutable", "failure_error": "312 NO_ROUTE", "attempts": 5, "holds": True} | columns
+    texts = ", ".join(f"{name} = ${number}" for number, name in enumerate(values, start=3))
+    await connection.execute(
+        f"UPDATE outbox SET aside = $1, {texts}, first_failed_at = now() - interval '1 h', last_failed_at = now(),"
+        " parked_at = CASE WHEN $1 = 'parked' THEN now() END, failure_exchange = 'events',"
+        " failure_routing_key = event_type, failure_relay = 'r', failure_relay_version = '0.9' WHERE seq = ANY ($2)",
+        aside, list(seqs), *values.values(),
+    )  # fmt: skip
+
+
+async def set_fault(connection: asyncpg.Connection, seq: int) -> None:
+    """A row becomes unmarkable, as a relay records it."""
+    await connection.execute(
+        "INSERT INTO outbox_fault (seq, id, failure_class, failure_error, attempts, relay, relay_version)"
+        " SELECT seq, id, 'unmarkable', 'the trigger says no', 1, 'r', '0.9' FROM outbox WHERE seq = $1", seq,
+    )  # fmt: skip
+
+
+async def id_of(connection: asyncpg.Connection, seq: int) -> str:
+    return str(await connection.fetchval("SELECT id FROM outbox WHERE seq = $1", seq))

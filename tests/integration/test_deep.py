@@ -2,31 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
-
 import asyncpg
 import pytest
 
 from relay import migrate
-from relay.config import Config, load
+from relay.config import Config
 from relay.database import connect
 from relay.outbox_sql import fingerprint_sql
 from relay.preflight import deep
 from relay.preflight.finding import Level
-
-
-@pytest.fixture
-async def database(database_url: str) -> AsyncIterator[asyncpg.Connection]:
-    await migrate.run(database_url)
-    connection = await asyncpg.connect(database_url)
-    yield connection
-    await connection.close(timeout=5)
-
-
-@pytest.fixture
-def settings(database_url: str) -> Config:
-    config, _ = load({"RELAY_DATABASE_URL": database_url}, needs=frozenset({"RELAY_DATABASE_URL"}))
-    return config
 
 
 async def fill(database: asyncpg.Connection) -> None:

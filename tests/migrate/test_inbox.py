@@ -3,42 +3,19 @@
 from __future__ import annotations
 
 import asyncio
-import subprocess
-from collections.abc import AsyncIterator
 
 import asyncpg
 import pytest
 
-from relay.database import connect
 from relay.errors import DatabaseRefused, SchemaForeign, UsageError
 from relay.inbox import migrate
-from relay.servers import find_postgres
 from relay.values import table_name
+from tests.migrate.given import acting_as, psql
 
 RECORD = (
     "INSERT INTO processed_messages (consumer_name, message_id) VALUES ($1, $2) "
     "ON CONFLICT (consumer_name, message_id) DO NOTHING"
 )
-
-
-def psql(url: str, text: str) -> subprocess.CompletedProcess[str]:
-    command = [str(find_postgres() / "psql"), "-X", "-q", "-v", "ON_ERROR_STOP=1", url]
-    return subprocess.run(command, input=text, capture_output=True, text=True, timeout=60, check=False)
-
-
-@pytest.fixture
-async def database(database_url: str) -> AsyncIterator[asyncpg.Connection]:
-    connection = await connect(database_url)
-    yield connection
-    await connection.close()
-
-
-@pytest.fixture
-async def role(database: asyncpg.Connection, request: pytest.FixtureRequest) -> AsyncIterator[str]:
-    name = f"consumer '{request.node.name}"[:60]
-    await database.execute(f'CREATE ROLE "{name}" LOGIN')
-    yield name
-    await database.execute(f'RESET ROLE; DROP OWNED BY "{name}"; DROP ROLE "{name}"')
 
 
 async def test_a_message_is_recorded_once_a_consumer(database: asyncpg.Connection) -> None:
@@ -66,15 +43,15 @@ async def test_printed_is_what_psql_runs(database: asyncpg.Connection, database_
 
 async def test_the_role_records_and_forgets_and_no_more(database: asyncpg.Connection, role: str) -> None:
     await migrate.migrate(database, role=role)
-    await database.execute(f'SET ROLE "{role}"')
-    await database.execute(RECORD, "stock", "m1")
-    await database.execute("DELETE FROM processed_messages WHERE processed_at < now() - interval '90 days'")
-    await database.execute("INSERT INTO processed_versions VALUES ('stock', 'order', '42', 1)")
-    assert await database.fetch("SELECT * FROM inbox_claim(1)") == []
-    assert await database.fetchval("SELECT inbox_done('m1')") is False
-    for forbidden in ("UPDATE processed_messages SET message_id = 'x'", "TRUNCATE processed_messages"):
-        with pytest.raises(asyncpg.InsufficientPrivilegeError):
-            await database.execute(forbidden)
+    async with acting_as(database, role):
+        await database.execute(RECORD, "stock", "m1")
+        await database.execute("DELETE FROM processed_messages WHERE processed_at < now() - interval '90 days'")
+        await database.execute("INSERT INTO processed_versions VALUES ('stock', 'order', '42', 1)")
+        assert await database.fetch("SELECT * FROM inbox_claim(1)") == []
+        assert await database.fetchval("SELECT inbox_done('m1')") is False
+        for forbidden in ("UPDATE processed_messages SET message_id = 'x'", "TRUNCATE processed_messages"):
+            with pytest.raises(asyncpg.InsufficientPrivilegeError):
+                await database.execute(forbidden)
 
 
 async def test_the_articles_own_table_is_accepted_another_is_not(database: asyncpg.Connection) -> None:
@@ -101,9 +78,9 @@ async def test_what_is_wrong_is_said(database: asyncpg.Connection, role: str) ->
     with pytest.raises(UsageError, match="no schema of the search_path"):
         await migrate.migrate(database)
     await database.execute("RESET search_path; REVOKE CREATE ON SCHEMA public FROM PUBLIC")
-    await database.execute(f'SET ROLE "{role}"')
-    with pytest.raises(DatabaseRefused, match="may not create tables"):
-        await migrate.migrate(database)
+    async with acting_as(database, role):
+        with pytest.raises(DatabaseRefused, match="may not create tables"):
+            await migrate.migrate(database)
 
 
 async def test_the_inbox_table_is_ours_or_not_touched(database: asyncpg.Connection) -> None:
