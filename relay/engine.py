@@ -114,8 +114,8 @@ class Engine:
 
         # Half of the bytes for bodies that a page carries along, half for those fetched apart.
         self.inline_bytes = max(1, settings.bytes_max // 2 // settings.read_ahead_max)
-        self.chains = Chains(settings.ordering, self.inline_bytes)
-        self.reading = Reading()
+        self.chains = Chains(settings.ordering, self.inline_bytes, settings.held_keys_max)
+        self.reading = Reading(settings.page_span)
         self.leases = Leases(settings.lease_s)
         self.decisions = Decisions()
 

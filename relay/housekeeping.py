@@ -43,6 +43,9 @@ HELD_INTERVAL_S: Final = 30.0
 HELD_ROWS: Final = 1000
 """Rows aside that a page of the walk looks at: about 8 ms."""
 
+HELD_REST: Final = 20.0
+"""Where a walk takes long, the next one begins after so many times as long: pages can do without."""
+
 HELD_BREATH: Final = 4.0
 HELD_PAUSE_S_MIN: Final = 0.01
 """Between two pages reading goes on for so many times as long as the first one took, and at least so long."""
@@ -91,6 +94,7 @@ class Housekeeping:
         """Whether there may be marked rows to purge."""
         self._spared: dict[int, Spared] = {}
         self._walk: Walk | None = None
+        self._walk_began = _NEVER
 
     def begin_walk(self) -> None:
         """Shards were taken up: look at all that is held, from the beginning, now."""
@@ -126,13 +130,14 @@ class Housekeeping:
             shards = [shard for shard in engine.chains.holding.incomplete if shard in engine.reading.cursors]
             if not shards:
                 return None
-            self._walk = Walk(shards, engine.applied_serial)
+            self._walk = Walk(shards, engine.applied_serial, engine.settings.held_keys_max)
+            self._walk_began = began
         walk = self._walk
         engine.promote(walk.take(await engine.outbox.held_keys(walk.shards, walk.after, HELD_ROWS)))
         if walk.is_over:
             self._walk = None
             engine.chains.holding.end(walk)
-            return None
+            return max(HELD_INTERVAL_S, HELD_REST * (engine.clock.now() - self._walk_began))
         return max(HELD_PAUSE_S_MIN, HELD_BREATH * (engine.clock.now() - began))
 
     async def _observe_backlog(self) -> float:

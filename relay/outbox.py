@@ -63,6 +63,8 @@ HUNT_SHARE: Final = 0.4
 """Of a settlement's bound, for finding the rows that the database refuses; what is not looked at by then waits for the
 next settlement."""
 
+SEQ_MAX: Final = 2**63 - 1
+
 LOAD_BYTES_PER_S: Final = 1024 * 1024
 """The slowest line that a large body is waited for on."""
 
@@ -241,23 +243,29 @@ class PostgresOutbox:
     # ------------------------------------------------------------ the reader's
 
     async def page(self, request: PageRequest) -> Page:
+        values: list[object] = [
+            request.numbers,
+            request.lows,
+            request.xids,
+            request.gone,
+            request.asked,
+            request.shards,
+            request.cursors,
+            SEQ_MAX if request.beyond else request.last_seq,
+            request.limit,
+            request.span,
+            request.inline_bytes,
+        ]
         async with self._sessions.call(Group.READER, READ_DEADLINE_S) as session:
-            records = await session.read(
-                "page",
-                request.numbers,
-                request.lows,
-                request.xids,
-                request.gone,
-                request.asked,
-                request.shards,
-                request.cursors,
-                request.last_seq,
-                request.limit,
-                request.beyond,
-                request.inline_bytes,
-            )
+            if request.probed:
+                records = await session.read("page_probed", *values, request.probed)
+            else:
+                records = await session.read("page", *values)
         ended = records[0]["ended"] if records else None
-        return Page(ended or (), page_rows(records))
+        if not request.probed:
+            return Page(ended or (), page_rows(records))
+        blocked = {record["seq"] for record in records if record["is_blocked"]}
+        return Page(ended or (), page_rows(record[:-1] for record in records), blocked)
 
     async def load(self, rows: Sequence[Row]) -> Sequence[Row]:
         deadline_s = READ_DEADLINE_S + sum(row.size for row in rows) / LOAD_BYTES_PER_S

@@ -127,13 +127,20 @@ def texts(schema: Schema, system_identifier: str) -> dict[str, str]:
         "body": body_sql(schema.payload_type),
         "fingerprint": fingerprint_sql(schema, system_identifier),
     }
-    values["backlog_estimate"] = fill(sql_file("parts/backlog_estimate.sql"), values).rstrip()
+    for part in ("backlog_estimate", "blocker"):
+        values[part] = fill(sql_file(f"parts/{part}.sql"), values).rstrip()
     inline = {"page": "$11::int", "due": str(DUE_INLINE_BYTES), "followers": str(DUE_INLINE_BYTES), "reload": "-1"}
     texts = {}
     for name in _QUERIES:
         if name in inline:
             values["row"] = row_sql(schema.payload_type, inline[name])
+        values["is_blocked"] = ""
         texts[name] = fill(sql_file(f"queries/{name}.sql"), values)
+    # A statement of its own, for usually nobody asks.
+    values["row"] = row_sql(schema.payload_type, inline["page"])
+    is_asked = "o.shard = ANY ($12::smallint[]) AND o.aggregate_id IS NOT NULL"
+    values["is_blocked"] = f", CASE WHEN {is_asked} THEN {values['blocker']} END AS is_blocked"
+    texts["page_probed"] = fill(sql_file("queries/page.sql"), values)
     return texts
 
 

@@ -125,7 +125,8 @@ class Reader:
         interval_s = poll_interval_s if is_idle else min(CHECK_INTERVAL_S, poll_interval_s)
         if not engine.reading.may_read_beyond():
             interval_s = min(interval_s, self._recheck_s)
-        if self._must_check or now - self._last_check_at >= interval_s:
+        is_due = self._must_check or now - self._last_check_at >= interval_s
+        if is_due and not engine.reading.must_go_on(self._readable()):
             engine.reading.on_check(await self._keeper.check())
             is_free = engine.reading.may_read_beyond()
             self._recheck_s = RECHECK_INTERVAL_S if is_free else min(2 * self._recheck_s, CHECK_INTERVAL_S)
@@ -261,16 +262,27 @@ class Reader:
 
     async def _read_page(self, shards: list[int], limit: int) -> int:
         engine = self._engine
-        request = engine.reading.request(shards, limit, engine.inline_bytes)
+        known_until = engine.applied_serial
+        request = engine.reading.request(shards, limit, engine.inline_bytes, engine.chains.unknown(shards))
         started = engine.clock.now()
         page = await engine.outbox.page(request)
-        engine.metrics.claim_seconds.observe(engine.clock.now() - started)
+        took_s = engine.clock.now() - started
+        engine.metrics.claim_seconds.observe(took_s)
         rows = engine.reading.on_page(request, page)
+        engine.reading.on_page_took(took_s)
         engine.metrics.rows_read += len(rows)
-        return self._admit(rows)
+        if not request.probed:
+            return self._admit(rows)
+        probed = [row for row in rows if row.shard in request.probed]
+        brought = self._admit([row for row in rows if row.shard not in request.probed])
+        brought += self._admit([row for row in probed if row.seq not in page.blocked], known_until)
+        blocked = engine.chains.admit_blocked(row for row in probed if row.seq in page.blocked)
+        engine.test(blocked)
+        return brought + len(blocked)
 
-    def _admit(self, rows: list[Row]) -> int:
-        """Rows as read from the table: those before their time go aside as scheduled (H6)."""
+    def _admit(self, rows: list[Row], known_until: int | None = None) -> int:
+        """Rows as read from the table: those before their time go aside as scheduled (H6). `known_until`: for rows that
+        their query found free, the last settlement that it saw."""
         engine = self._engine
         scheduled: list[Row] = []
         if any(row.rare for row in rows):
@@ -281,7 +293,7 @@ class Reader:
             rows = [row for row in rows if row not in early]
             engine.decisions.scheduled.extend(row for row in scheduled if engine.chains.admit_scheduled(row))
             engine.to_settle.set()
-        return engine.admit(rows) + len(scheduled)
+        return engine.admit(rows, known_until) + len(scheduled)
 
     async def _read_due(self) -> int:
         engine = self._engine

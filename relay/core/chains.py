@@ -50,7 +50,7 @@ class Chain(list[Row]):
 class Chains:
     """All rows that the relay holds."""
 
-    def __init__(self, ordering: Ordering, inline_bytes: int = 8192) -> None:
+    def __init__(self, ordering: Ordering, inline_bytes: int = 8192, held_keys_max: int = 500) -> None:
         self._inline_bytes = inline_bytes
         self._is_ordered = ordering is not Ordering.NONE
         self._is_strict = ordering is Ordering.STRICT
@@ -64,7 +64,7 @@ class Chains:
         self._nacks = 0
         """So far; breaks ties, for rows do not compare."""
         self._counts = [0] * SHARDS
-        self.holding = Holding()
+        self.holding = Holding(held_keys_max)
         self.bytes = 0
         """Payload bytes in memory."""
         self.large_bytes = 0
@@ -115,6 +115,10 @@ class Chains:
         """The row goes aside and holds its key, in the settlement numbered `serial`."""
         if row.key is not None and self._is_ordered:
             self.holding.note(row.shard, row.key, row.seq, serial)
+
+    def unknown(self, shards: Iterable[int]) -> list[int]:
+        """Those of the shards in which a key may be held that nobody here knows of: whoever reads rows asks for them."""
+        return [shard for shard in shards if not self.holding.is_known(shard)] if self._is_ordered else []
 
     def on_unblocked(self, row: Row) -> None:
         """A test found no blocker: the row joins its chain.

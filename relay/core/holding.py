@@ -1,10 +1,11 @@
 """Which keys are held, as far as the relay knows (H2), and the walk over the rows aside that finds out.
 
-A row that is read of a key that may be held is tested first. Asking the table for every row would be right and slow, so
-the held keys are remembered, per shard with the highest holding row of each: those that decisions noted, and those
-that a *walk* has found. While a shard is not known completely (it was just taken up, or has very many held keys) every
-row read from it is tested, which is slower and as right. It may know too many, never too few: a key that is not held
-any more costs a test, one that is held and not known would cost the order (I3). Bounded (I6).
+A row that is read of a key that may be held is tested first. Asking the table for every row would be right and cost each
+an index probe, so the held keys are remembered, per shard with the highest holding row of each: those that decisions
+noted, and those that a *walk* has found. While a shard is not known completely (it was just taken up, or has very many
+held keys) the pages ask for its rows; of those that a page saw free, only rows whose key was held since are tested. It
+may know too many, never too few: a key that is not held any more costs a test, one that is held and not known would cost
+the order (I3). Bounded (I6).
 
 Does not do: testing, asking the table, rows in memory (`chains.py`).
 """
@@ -19,16 +20,14 @@ from relay.message import Key
 _Hold = tuple[int, int]
 """Of a held key: the settlement that held it last (-1: found by a walk), and its highest holding row's seq."""
 
-HOLDING_KEYS_MAX = 500
-"""Held keys remembered a shard."""
-
 
 class Walk:
     """One look at all rows aside, in order of their key's hash and seq, page by page. Every page sees all settlements up
     to `known_until`."""
 
-    def __init__(self, shards: Iterable[int], known_until: int) -> None:
+    def __init__(self, shards: Iterable[int], known_until: int, keys_max: int) -> None:
         self.known_until = known_until
+        self._keys_max = keys_max
         self.after: Place | None = None
         """Where the next page begins; none: at the first row."""
         self.is_over = False
@@ -54,7 +53,7 @@ class Walk:
             if page.reached is not None and held.hash == page.reached[0]:
                 going_on.add(held.key)
             found = self.found[held.shard]
-            if held.key in found or len(found) < HOLDING_KEYS_MAX:
+            if held.key in found or len(found) < self._keys_max:
                 found[held.key] = max(held.highest, found.get(held.key, held.highest))
         if page.reached is not None and began is not None and page.reached[0] == began[0]:
             # The whole page within one hash: all keys that were seen of it go on.
@@ -78,7 +77,9 @@ class _Shard:
 class Holding:
     """The held keys of the shards in memory."""
 
-    def __init__(self) -> None:
+    def __init__(self, keys_max: int) -> None:
+        """`keys_max`: how many held keys are remembered a shard."""
+        self._keys_max = keys_max
         self._shards: dict[int, _Shard] = {}
 
     def take_up(self, shard: int) -> None:
@@ -91,7 +92,7 @@ class Holding:
 
     @property
     def incomplete(self) -> Sequence[int]:
-        """Shards of which every row is tested."""
+        """Shards whose rows the pages ask about."""
         return [number for number, shard in self._shards.items() if not shard.is_complete]
 
     def end(self, walk: Walk) -> None:
@@ -107,7 +108,7 @@ class Holding:
             for key, (serial, highest) in noted.items():
                 keys[key] = (serial, max(highest, found.get(key, highest)))
             shard.since = walk.known_until
-            shard.is_complete = len(keys) < HOLDING_KEYS_MAX
+            shard.is_complete = len(keys) < self._keys_max
             shard.keys = keys if shard.is_complete else noted
 
     def note(self, shard: int, key: Key, seq: int, serial: int) -> None:
@@ -115,7 +116,7 @@ class Holding:
         holds = self._shards.setdefault(shard, _Shard())
         _, highest = holds.keys.get(key, (serial, seq))
         holds.keys[key] = (serial, max(highest, seq))
-        if len(holds.keys) >= HOLDING_KEYS_MAX:
+        if len(holds.keys) >= self._keys_max:
             holds.keys.clear()
             holds.since = serial
             holds.is_complete = False
@@ -125,6 +126,11 @@ class Holding:
         holds = self._shards.get(shard)
         if holds is not None and (hold := holds.keys.get(key)) is not None and hold[1] < seq:
             del holds.keys[key]
+
+    def is_known(self, shard: int) -> bool:
+        """Whether every held key of the shard is remembered."""
+        holds = self._shards.get(shard)
+        return holds is None or holds.is_complete
 
     @property
     def is_any(self) -> bool:

@@ -8,7 +8,7 @@ Rules cited as R, H, L, P, S and invariants as I stand in `docs/protocol.md`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Protocol
@@ -100,8 +100,10 @@ class PageRequest:
     """R2: one page. Parallel sequences describe the listed writers, then the shards.
 
     A row is returned when it lies above the lowest of its shard's cursor and the lows of the
-    writers that have ended, up to `last_seq` unless `beyond`, `limit` rows a shard, by seq; not
-    the rows aside, not the sent ones. Bodies over `inline_bytes` stay behind (`is_loaded` false).
+    writers that have ended, up to `last_seq` unless `beyond`, and up to `span` seqs above that
+    lowest in any case; `limit` rows a shard, by seq; not the rows aside, not the sent ones. Bodies
+    over `inline_bytes` stay behind (`is_loaded` false). Whether a row has a blocker is asked for
+    rows of the shards `probed` only (H2).
     """
 
     numbers: Sequence[int]
@@ -115,6 +117,8 @@ class PageRequest:
     beyond: bool
     limit: int
     inline_bytes: int
+    span: int = 2**62
+    probed: Sequence[int] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,6 +128,8 @@ class Page:
     ended: Sequence[int]
     rows: Sequence[Row]
     """By shard, within a shard by seq."""
+    blocked: Collection[int] = ()
+    """Seqs of those rows of the `probed` shards that had a blocker."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,6 +20,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from relay.core.ports import Check, Page, PageRequest
 from relay.message import Row
 
+PAGE_SPAN_MIN = 1_000
+PAGE_SPAN_MAX = 1_000_000
+"""So many seqs a page may span that meets nothing to bring: where all is sent, a look at each of their rows (about 1 us)."""
+
+PAGE_QUICK_S, PAGE_SLOW_S = 0.05, 0.5
+"""A page that its span cut off: quicker than the one, the next spans twice as many; slower than the other, half."""
+
 _PREPARED = "-1/"
 """A prepared transaction's virtual id: it changed its id when it was prepared (R1)."""
 
@@ -42,7 +49,12 @@ class _Writer:
 class Reading:
     """The cursors and the list of writers of one relay, for one life of its sessions."""
 
-    def __init__(self) -> None:
+    def __init__(self, span: int = 100_000) -> None:
+        """`span`: how many seqs a page may cover at first; where there are very many sent rows above a floor that is
+        void, one statement must not walk through all of them."""
+        self._span = span
+        self._cut: set[int] = set()
+        """Shards whose last page ended where its span did."""
         self._cursors: dict[int, int] = {}
         self._writers: dict[str, _Writer] = {}
         self._last_seq: int | None = None
@@ -58,6 +70,7 @@ class Reading:
     def add_shard(self, shard: int, floor: int) -> None:
         """A shard is ours (again): everything above its floor is unread."""
         self._cursors[shard] = floor
+        self._cut.discard(shard)
         self._unasked.add(shard)
         self._forgotten_since.add(shard)
         for writer in self._writers.values():
@@ -69,6 +82,7 @@ class Reading:
     def drop_shard(self, shard: int) -> None:
         """Forget a shard with its cursor and strikes (R4); a page on its way brings nothing."""
         self._cursors.pop(shard, None)
+        self._cut.discard(shard)
         self._unasked.discard(shard)
         self._forgotten_since.add(shard)
         self._prune()
@@ -76,6 +90,7 @@ class Reading:
     def reset(self) -> None:
         """A session is gone: all of it is void (R5). Shards come back by `add_shard`."""
         self._cursors.clear()
+        self._cut.clear()
         self._writers.clear()
         self._last_seq = None
         self._unasked.clear()
@@ -163,7 +178,7 @@ class Reading:
         """Whether a page may go past S: no listed writer is without an xid (R3)."""
         return all(writer.xid is not None or writer.gone for writer in self._writers.values())
 
-    def request(self, shards: Sequence[int], limit: int, inline_bytes: int) -> PageRequest:
+    def request(self, shards: Sequence[int], limit: int, inline_bytes: int, probed: Sequence[int] = ()) -> PageRequest:
         """The next page over `shards`; there is at most one outstanding."""
         assert self._last_seq is not None, "a page needs a check before it"
         assert self._outstanding is None, "one page at a time"
@@ -183,6 +198,8 @@ class Reading:
             beyond=self.may_read_beyond(),
             limit=limit,
             inline_bytes=inline_bytes,
+            span=self._span,
+            probed=probed,
         )
         self._outstanding = request
         self.expect_rows()
@@ -217,13 +234,24 @@ class Reading:
             last[shard] = row.seq
             if row.seq not in settled and shard not in dropped:
                 rows.append(row)
-        live = [shard for shard in request.shards if shard in self._cursors and shard not in dropped]
-        for shard in live:
-            end = request.last_seq
+        ended = set(page.ended)
+        low = min(
+            (low for number, low in zip(request.numbers, request.lows, strict=True) if number in ended), default=None
+        )
+        live: list[int] = []
+        for shard, cursor in zip(request.shards, request.cursors, strict=True):
+            if shard not in self._cursors or shard in dropped:
+                continue
+            live.append(shard)
+            end = (cursor if low is None else min(cursor, low)) + request.span
+            if end < request.last_seq:
+                self._cut.add(shard)
+            else:
+                self._cut.discard(shard)
+                end = request.last_seq
             if counts.get(shard, 0) >= request.limit:
                 end = min(end, last[shard])
             self._cursors[shard] = end
-        ended = set(page.ended)
         for writer in self._writers.values():
             if writer.number not in ended:
                 continue
@@ -234,11 +262,27 @@ class Reading:
         self._prune()
         return rows
 
+    def on_page_took(self, seconds: float) -> None:
+        """How long the last page took: the next one spans as much as is quick."""
+        if self._cut and seconds < PAGE_QUICK_S:
+            self._span = min(2 * self._span, PAGE_SPAN_MAX)
+        elif self._cut and seconds > PAGE_SLOW_S:
+            self._halve_span()
+
+    def must_go_on(self, shards: Iterable[int]) -> bool:
+        """Whether pages over the shards come before the next check: it would send them back to where a writer without an
+        xid began (R3), and one that is there for long would never let them through."""
+        return bool(self._cut) and not self.may_read_beyond() and not self._cut.isdisjoint(shards)
+
     def void_page(self) -> None:
-        """The outstanding page failed for sure: nothing of it counts."""
+        """The outstanding page failed for sure, maybe for it took too long: nothing of it counts."""
         if self._outstanding is not None:
+            self._halve_span()
             self._unasked.update(shard for shard in self._outstanding.shards if shard in self._cursors)
             self._outstanding = None
+
+    def _halve_span(self) -> None:
+        self._span = max(self._span // 2, min(self._span, PAGE_SPAN_MIN))
 
     def _prune(self) -> None:
         shards = self._cursors.keys()

@@ -14,14 +14,7 @@ WITH chosen AS MATERIALIZED (
                AND (NOT (SELECT EXISTS (SELECT FROM {fault})) OR (SELECT 1 FROM {fault} u WHERE u.seq = o.seq AND u.id = o.id) IS NULL)
              ORDER BY o.due_at, o.seq LIMIT $3::int) x
          ORDER BY x.due_at, x.seq LIMIT $3::int)
-SELECT o.aside, $4::bool AND o.aggregate_id IS NOT NULL AND EXISTS (
-            SELECT FROM {table} b
-             WHERE hashtextextended((coalesce(b.aggregate_type, '') || chr(31) || b.aggregate_id) COLLATE "C", 0)
-                 = hashtextextended((coalesce(o.aggregate_type, '') || chr(31) || o.aggregate_id) COLLATE "C", 0)
-               AND b.aside IS NOT NULL AND b.seq < o.seq AND b.holds
-               AND b.aggregate_id = o.aggregate_id
-               AND coalesce(b.aggregate_type, '') = coalesce(o.aggregate_type, '')
-               AND (NOT (SELECT EXISTS (SELECT FROM {fault})) OR (SELECT 1 FROM {fault} u WHERE u.seq = b.seq AND u.id = b.id) IS NULL)) AS is_blocked,
+SELECT o.aside, $4::bool AND o.aggregate_id IS NOT NULL AND {blocker} AS is_blocked,
        o.shard, {row}
   FROM chosen JOIN {table} o ON o.ctid = chosen.c
  ORDER BY chosen.due_at, chosen.seq

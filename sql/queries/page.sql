@@ -1,7 +1,9 @@
 -- Purpose: the next rows (R2): which of the listed writers have ended in this very snapshot, and the rows above the
 --          lowest of a shard's cursor and their lows. A shard without a row gives one line of nulls.
--- Values:  $1..$5 the list (number, low, xid or null, gone, asked); $6 shards, $7 cursors, $8 S, $9 rows a shard,
---          $10 may read beyond S (R3), $11 the largest body that comes along; rows in the
+-- Values:  $1..$5 the list (number, low, xid or null, gone, asked); $6 shards, $7 cursors, $8 up to which seq (S, or none
+--          to read beyond it, R3), $9 rows a shard, $10 up to how many seqs above where a shard begins: what is sent is
+--          looked at too, and there may be very much of it; $11 the largest body that comes along. {is_blocked}: nothing, or
+--          for the shards in $12 whether a row has a blocker (H2). Rows in the
 --          fault table are left out, by one probe a row (an EXISTS would read all of that table into a hash).
 -- Locks:   none.
 -- Index:   {read_index}, one descent a shard; other shapes than this lateral were 10-1,000 times slower.
@@ -14,9 +16,9 @@ WITH w AS MATERIALIZED (
 SELECT e.ended, f.shard, x.*
   FROM e CROSS JOIN unnest($6::smallint[], $7::bigint[]) f(shard, cursor)
   LEFT JOIN LATERAL (
-        SELECT {row}
+        SELECT {row}{is_blocked}
           FROM {table} o
-         WHERE o.shard = f.shard AND o.aside IS NULL AND o.seq > least(f.cursor, coalesce(e.low, f.cursor))
-           AND (o.seq <= $8::bigint OR $10::bool) AND o.sent_at IS NULL
+         WHERE o.shard = f.shard AND o.aside IS NULL AND o.seq > least(f.cursor, e.low)
+           AND o.seq <= least($8::bigint, least(f.cursor, e.low) + $10::bigint) AND o.sent_at IS NULL
            AND (NOT (SELECT EXISTS (SELECT FROM {fault})) OR (SELECT 1 FROM {fault} u WHERE u.seq = o.seq AND u.id = o.id) IS NULL)
          ORDER BY o.seq LIMIT $9::int) x ON true

@@ -5,13 +5,7 @@
 -- Index:   by address, then {aside_key_index} once a row; keys are compared by value.
 -- Caller:  relay/settling.py.
 WITH t AS MATERIALIZED (
-        SELECT o.ctid AS c, o.seq, EXISTS (
-                SELECT FROM {table} b
-                 WHERE hashtextextended((coalesce(b.aggregate_type, '') || chr(31) || b.aggregate_id) COLLATE "C", 0)
-                     = hashtextextended((coalesce(o.aggregate_type, '') || chr(31) || o.aggregate_id) COLLATE "C", 0)
-                   AND b.aside IS NOT NULL AND b.seq < o.seq AND b.holds AND b.aggregate_id = o.aggregate_id
-                   AND coalesce(b.aggregate_type, '') = coalesce(o.aggregate_type, '')
-                   AND (NOT (SELECT EXISTS (SELECT FROM {fault})) OR (SELECT 1 FROM {fault} u WHERE u.seq = b.seq AND u.id = b.id) IS NULL)) AS is_blocked
+        SELECT o.ctid AS c, o.seq, {blocker} AS is_blocked
           FROM unnest($1::tid[], $2::bigint[], $3::text[]) k(c, seq, id)
           JOIN {table} o ON o.ctid = k.c
          WHERE o.seq = k.seq AND o.id = k.id AND o.sent_at IS NULL),

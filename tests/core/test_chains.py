@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from relay.core.chains import Chains
-from relay.core.holding import HOLDING_KEYS_MAX, Walk
+from relay.core.holding import Walk
 from relay.core.ports import SHARDS, HeldKey, HeldPage
 from relay.core.settings import Ordering
 from relay.message import Row, State
@@ -211,7 +211,7 @@ def test_without_holding_the_next_waits_for_the_commit() -> None:
 def learn(chains: Chains, rows: Iterable[Row], known_until: int = -1) -> None:
     """Shard 0 is taken up, and a walk that saw the settlements up to `known_until` finds these rows to hold."""
     chains.holding.take_up(0)
-    walk = Walk([0], known_until)
+    walk = Walk([0], known_until, 500)
     held = [HeldKey(0, 0, row.key, row.seq, is_lowest_held=False) for row in rows if row.key is not None]
     walk.take(HeldPage(held, None))
     chains.holding.end(walk)
@@ -252,8 +252,8 @@ def test_what_is_known_of_holding_rows_outlives_an_older_answer() -> None:
 
 
 def test_above_the_bound_every_row_is_tested_until_an_answer_says_better() -> None:
-    chains = Chains(Ordering.STRICT, INLINE)
-    for n in range(HOLDING_KEYS_MAX):
+    chains = Chains(Ordering.STRICT, INLINE, held_keys_max=10)
+    for n in range(10):
         chains.note_holding(make_row(n, f"k{n}"), serial=7)
     stranger = make_row(10_000, "stranger")
     assert chains.admit([stranger]) == [stranger]

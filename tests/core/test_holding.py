@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-from unittest.mock import patch
-
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from relay.core import holding as module
 from relay.core.holding import Holding, Walk
 from relay.core.ports import HeldKey, HeldPage
 from relay.message import Key
 
 A, B = ("", "a"), ("", "b")
+KEYS_MAX = 3
 
 
 def found(*keys: Key, is_lowest_held: bool = False, hash: int = 0) -> list[HeldKey]:
@@ -21,7 +19,7 @@ def found(*keys: Key, is_lowest_held: bool = False, hash: int = 0) -> list[HeldK
 
 
 def walked(holding: Holding, *pages: HeldPage, known_until: int = 0) -> None:
-    walk = Walk([0], known_until)
+    walk = Walk([0], known_until, 500)
     for page in pages:
         walk.take(page)
     holding.end(walk)
@@ -29,7 +27,7 @@ def walked(holding: Holding, *pages: HeldPage, known_until: int = 0) -> None:
 
 def test_until_a_walk_has_ended_every_row_that_is_read_is_tested() -> None:
     """And those that are released only if their key was held since: a key with many held rows drains meanwhile."""
-    holding = Holding()
+    holding = Holding(500)
     holding.take_up(0)
     assert holding.may_hold(0, A, None)
     assert not holding.may_hold(0, A, 5)
@@ -41,9 +39,9 @@ def test_until_a_walk_has_ended_every_row_that_is_read_is_tested() -> None:
 
 
 def test_what_is_noted_while_a_walk_is_under_way_is_kept() -> None:
-    holding = Holding()
+    holding = Holding(500)
     holding.take_up(0)
-    walk = Walk([0], 4)
+    walk = Walk([0], 4, 500)
     walk.take(HeldPage([], (7, 7)))
     holding.note(0, A, 3, serial=5)
     walk.take(HeldPage([], None))
@@ -53,9 +51,9 @@ def test_what_is_noted_while_a_walk_is_under_way_is_kept() -> None:
 
 
 def test_a_shard_that_was_dropped_meanwhile_learns_nothing() -> None:
-    holding = Holding()
+    holding = Holding(500)
     holding.take_up(0)
-    walk = Walk([0], 4)
+    walk = Walk([0], 4, 500)
     holding.drop(0)
     walk.take(HeldPage(found(A), None))
     holding.end(walk)
@@ -64,7 +62,7 @@ def test_a_shard_that_was_dropped_meanwhile_learns_nothing() -> None:
 
 def test_a_key_over_several_pages_is_stuck_only_if_its_very_lowest_row_is_held() -> None:
     """Also where two keys share a hash: a head on the first page, its held followers on the next ones."""
-    walk = Walk([0], 0)
+    walk = Walk([0], 0, 500)
     assert walk.take(HeldPage(found(A, hash=5), (5, 10))) == []
     assert walk.take(HeldPage(found(A, is_lowest_held=True, hash=5), (5, 20))) == []
     assert walk.take(HeldPage(found(A, B, is_lowest_held=True, hash=5), (5, 30))) == [(0, B)]
@@ -79,17 +77,12 @@ class Histories(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.patch = patch.object(module, "HOLDING_KEYS_MAX", 3)
-        self.patch.start()
-        self.holding = Holding()
+        self.holding = Holding(KEYS_MAX)
         self.holding.take_up(0)
         self.table: dict[int, Key] = {}
         self.deciding: dict[int, Key] = {}
         self.serial, self.applied, self.seq = 1, 0, 0
         self.walk: Walk | None = None
-
-    def teardown(self) -> None:
-        self.patch.stop()
 
     @rule(key=KEYS)
     def decide(self, key: Key) -> None:
@@ -124,7 +117,7 @@ class Histories(RuleBasedStateMachine):
 
     @rule()
     def begin(self) -> None:
-        self.walk = Walk([0], self.applied)
+        self.walk = Walk([0], self.applied, KEYS_MAX)
 
     @precondition(lambda self: self.walk is not None)
     @rule(rows=st.integers(1, 3))
@@ -150,4 +143,4 @@ class Histories(RuleBasedStateMachine):
 
 
 TestHistories = Histories.TestCase
-TestHistories.settings = settings(max_examples=150, stateful_step_count=40)
+TestHistories.settings = settings(max_examples=150, stateful_step_count=40, deadline=None)

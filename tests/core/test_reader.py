@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-from relay.core.holding import HOLDING_KEYS_MAX
 from relay.core.ports import (
     Armed,
     Check,
@@ -149,7 +148,7 @@ async def test_a_shard_that_held_too_many_keys_is_looked_at_again() -> None:
     """Every row of it was tested until somebody else claimed it, though nothing was held any more."""
     parts = reading_parts(check=Check(1, [], 0.0), page=Page([], [make_row(1)]))
     parts.engine.applied_serial = 7
-    for n in range(HOLDING_KEYS_MAX):
+    for n in range(parts.engine.settings.held_keys_max):
         parts.engine.chains.note_holding(make_row(n, f"k{n}"), serial=7)
     held = HeldKey(0, 0, ("", "k"), 3, is_lowest_held=True)
     parts.outbox.answers["held_keys"] = lambda shards, after, limit: HeldPage([held], None if after else (5, 5))
@@ -164,6 +163,33 @@ async def test_a_shard_that_held_too_many_keys_is_looked_at_again() -> None:
     parts.clock.time += 60.0
     await parts.reader._turn()
     assert len(parts.outbox.calls("held_keys")) == 2, "nobody asks while all is known"
+
+
+async def test_a_shard_that_holds_too_many_keys_asks_for_its_own_rows_only() -> None:
+    """Every row of it waited for a settlement's test. Now the page that brings it says whether something holds it; what it
+    saw free goes, unless its key was held since."""
+    parts = reading_parts(EngineSettings(held_keys_max=3))
+    parts.own(1)
+    parts.engine.applied_serial = 7
+    for n in range(3):
+        parts.engine.chains.note_holding(make_row(n, f"k{n}"), serial=7)
+    parts.engine.chains.note_holding(make_row(4, "since"), serial=8)
+    free, held, since = make_row(11, "free"), make_row(12, "held"), make_row(13, "since")
+    other = make_row(14, "other", shard=1)
+    parts.outbox.answers["check"] = Check(20, [], 0.0)
+    parts.outbox.answers["page"] = Page([], [free, held, since, other], blocked={12})
+    # The walk is under way, for all that the reader knows.
+    parts.outbox.answers["held_keys"] = lambda shards, after, limit: HeldPage([], (5, 5))
+    await parts.reader._turn()
+    request = parts.outbox.calls("page")[0].arguments[0]
+    assert (request.shards, request.probed) == ([0, 1], [0])
+    assert [row.state for row in (free, held, since, other)] == [
+        State.READY,
+        State.TESTING,
+        State.TESTING,
+        State.READY,
+    ]
+    assert parts.engine.decisions.tested == [since, held]
 
 
 async def test_a_shard_is_read_when_its_parked_rows_have_our_policy() -> None:

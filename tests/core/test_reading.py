@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 from hypothesis import settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, precondition, rule
+from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
 from relay.core.ports import Check, Page, PageRequest, Writer
 from relay.core.reading import Reading
@@ -113,6 +113,59 @@ def test_the_cursor_never_passes_s_of_the_last_check() -> None:
     assert request.beyond
     reading.on_page(request, Page([], [make_row(8), make_row(9)]))
     assert reading.cursors == {0: 4}
+
+
+def test_a_page_covers_no_more_seqs_than_is_quick() -> None:
+    """A floor that is void over very many sent rows: a page that had to walk through all of them met the statement's
+    timeout, each time anew."""
+    reading = Reading(4000)
+    reading.add_shard(0, 0)
+    reading.add_shard(1, 7000)
+    reading.on_check(check(9000))
+    request = reading.request([0, 1], 2, INLINE)
+    assert request.span == 4000
+    reading.on_page(request, Page([], [make_row(8500, shard=1)]))
+    assert reading.cursors == {0: 4000, 1: 9000}
+    assert reading.behind([0, 1]) == [0]
+    reading.on_page_took(0.2)
+    assert reading.request([0], 2, INLINE).span == 4000
+    reading.void_page()
+    request = reading.request([0], 2, INLINE)
+    assert request.span == 2000
+    reading.on_page(request, Page([], [make_row(4100), make_row(4200)]))
+    assert reading.cursors == {0: 4200, 1: 9000}, "full: up to its last row"
+    reading.on_page_took(0.01)
+    assert reading.request([0], 2, INLINE).span == 4000
+
+
+def test_a_writer_that_ended_is_looked_for_in_steps_too() -> None:
+    reading = Reading(3000)
+    reading.add_shard(0, 0)
+    reading.on_check(check(0))
+    reading.on_check(check(8000, Writer("3/1", 700)))
+    reading.on_page(reading.request([0], 5, INLINE), Page([], []))
+    reading.on_page(reading.request([0], 5, INLINE), Page([], []))
+    reading.on_page(reading.request([0], 5, INLINE), Page([], []))
+    assert reading.cursors == {0: 8000}
+    reading.on_page(reading.request([0], 5, INLINE), Page([0], [make_row(10)]))
+    assert reading.cursors == {0: 3000}
+    assert reading.floor(0, None) == 3000, "struck: the rest lies above the cursor"
+
+
+def test_a_writer_without_an_xid_is_not_asked_again_before_its_pages_are_through() -> None:
+    """R3: it counts as ended after each check, and sends the pages back to its low. A check between them would never let
+    them come to what is new."""
+    reading = Reading(3000)
+    reading.add_shard(0, 0)
+    reading.on_check(check(0))
+    reading.on_check(check(8000, Writer("3/1", None)))
+    for cursor in (3000, 6000):
+        reading.on_page(reading.request([0], 5, INLINE), Page([0] if cursor == 3000 else [], []))
+        assert reading.cursors == {0: cursor}
+        assert reading.must_go_on([0])
+        assert not reading.must_go_on([1]), "of a shard that has no room nobody waits for pages"
+    reading.on_page(reading.request([0], 5, INLINE), Page([], []))
+    assert not reading.must_go_on([0])
 
 
 def test_an_ended_writer_is_struck_for_the_shards_of_the_page_only() -> None:
@@ -244,6 +297,12 @@ class Histories(RuleBasedStateMachine):
         for shard in SHARDS:
             self.reading.add_shard(shard, 0)
 
+    @initialize(span=st.sampled_from([1, 5, 100_000]))
+    def pages_span(self, span: int) -> None:
+        self.reading = Reading(span)
+        for shard in SHARDS:
+            self.reading.add_shard(shard, 0)
+
     # -------------------------------------------------------- writers
 
     @precondition(lambda self: len(self.alive) < 4)
@@ -366,7 +425,9 @@ class Histories(RuleBasedStateMachine):
             found = [
                 seq
                 for seq in sorted(self.pending)
-                if self.pending[seq] == shard and seq > above and (request.beyond or seq <= request.last_seq)
+                if self.pending[seq] == shard
+                and above < seq <= above + request.span
+                and (request.beyond or seq <= request.last_seq)
             ]
             rows += [make_row(seq, shard) for seq in found[: request.limit]]
         self.page = Page(ended, rows)
@@ -378,6 +439,7 @@ class Histories(RuleBasedStateMachine):
         assert self.page is not None
         news = [row.seq for row in self.reading.on_page(self.request, self.page)]
         self.request = self.page = None
+        self.reading.on_page_took(0.0 if len(news) % 2 else 1.0)
         for seq in news:
             if seq in self.memory:
                 continue
@@ -478,4 +540,4 @@ class Histories(RuleBasedStateMachine):
 
 
 TestHistories = Histories.TestCase
-TestHistories.settings = settings(max_examples=300, stateful_step_count=50)
+TestHistories.settings = settings(max_examples=300, stateful_step_count=50, deadline=None)

@@ -84,7 +84,7 @@ async def a_page_looks_at_the_rows_that_it_brings(relay: Relay) -> None:
     shards = f"'{{{','.join(map(str, range(64)))}}}'"
     cursors = f"'{{{','.join(['100000'] * 64)}}}'"
     touched, indexes = await rows_touched(
-        relay, Group.READER, "page", *["'{}'"] * 5, shards, cursors, "200000", "5", "false", "8192"
+        relay, Group.READER, "page", *["'{}'"] * 5, shards, cursors, "200000", "5", "100000", "8192"
     )
     assert "outbox_read" in indexes
     assert touched <= 64 * 5

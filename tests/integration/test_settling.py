@@ -437,7 +437,7 @@ async def test_a_walk_finds_every_held_key(
     await relay.settle(relay.settlement(setbacks=setbacks, followers=followers))
     await database.execute("DELETE FROM outbox WHERE seq IN (5, 7)")
     mine = sorted({row.shard for row in rows.values() if row.shard != rows[2].shard})
-    walk = Walk(mine, 0)
+    walk = Walk(mine, 0, 500)
     stuck: list[tuple[int, Key]] = []
     pages = 0
     while not walk.is_over:
@@ -493,7 +493,7 @@ async def test_a_page_costs_the_same_whatever_there_is_aside(
     )
     await session.execute(f"PREPARE explained AS {statement}")
     shards = f"'{{{','.join(map(str, range(ALL)))}}}', '{{{','.join(['0'] * ALL)}}}'"
-    arguments = f"'{{}}', '{{}}', '{{}}', '{{}}', '{{}}', {shards}, {2**40}, 4, false, 16384"
+    arguments = f"'{{}}', '{{}}', '{{}}', '{{}}', '{{}}', {shards}, {2**40}, 4, {2**40}, 16384"
 
     async def blocks() -> int:
         (record,) = await session.fetch(f"EXPLAIN (ANALYZE, BUFFERS, FORMAT JSON) EXECUTE explained({arguments})")

@@ -241,20 +241,25 @@ class FakeOutbox(Settling):
             default=None,
         )
         rows: list[Row] = []
+        blocked: set[int] = set()
         for shard, cursor in zip(request.shards, request.cursors, strict=True):
             above = cursor if low is None else min(cursor, low)
             found = sorted(
                 (
                     row
                     for row in database.pending[shard].values()
-                    if row.seq > above and database.is_sound(row) and (request.beyond or row.seq <= request.last_seq)
+                    if above < row.seq <= above + request.span
+                    and database.is_sound(row)
+                    and (request.beyond or row.seq <= request.last_seq)
                 ),
                 key=lambda row: row.seq,
             )
             rows.extend(self._row(row, request.inline_bytes) for row in found[: request.limit])
+            if shard in request.probed:
+                blocked.update(row.seq for row in found[: request.limit] if database.has_blocker(row))
         if rows or ended:
             self._note("reads", f"{[row.id for row in rows]} S={request.last_seq} ended={ended}")
-        return Page(ended, rows)
+        return Page(ended, rows, blocked)
 
     async def load(self, rows: Sequence[Row]) -> Sequence[Row]:
         bodies = await self._call("load", "reader", at_once(lambda: self._load(rows)), rows)

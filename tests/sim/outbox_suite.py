@@ -87,6 +87,8 @@ async def read(
     low: int = 0,
     beyond: bool = False,
     inline_bytes: int = 1 << 20,
+    span: int = 1 << 40,
+    is_probed: bool = False,
 ) -> Page:
     """A page of all claimed shards; the writers of `check` are listed with one common `low`."""
     last = await outbox.check()
@@ -105,6 +107,8 @@ async def read(
             beyond=beyond,
             limit=limit,
             inline_bytes=inline_bytes,
+            span=span,
+            probed=shards if is_probed else [],
         )
     )
 
@@ -276,6 +280,36 @@ async def case_a_page_stops_at_s_unless_told(table: Table) -> None:
     await table.insert("k")
     assert [row.seq for row in (await read(outbox, claims, check=check)).rows] == [1]
     assert [row.seq for row in (await read(outbox, claims, check=check, beyond=True)).rows] == [1, 2]
+
+
+async def case_a_page_spans_no_more_than_it_is_told(table: Table) -> None:
+    """From where it begins: the cursor, or the low of a writer that has ended."""
+    outbox = await table.relay("a")
+    claims = await claim_all(outbox)
+    await table.insert("k", 5)
+    assert [row.seq for row in (await read(outbox, claims, cursor=1, span=2)).rows] == [2, 3]
+    assert [row.seq for row in (await read(outbox, claims, cursor=1, span=2, beyond=True)).rows] == [2, 3]
+    writer = await table.begin()
+    await writer.insert("k")
+    check = await outbox.check()
+    await writer.commit()
+    page = await read(outbox, claims, check=check, cursor=5, low=3, span=2)
+    assert [row.seq for row in page.rows] == [4, 5]
+
+
+async def case_a_page_tells_which_rows_are_held_where_it_is_asked(table: Table) -> None:
+    outbox = await table.relay("a")
+    claims = await claim_all(outbox)
+    await table.insert("k", 1)
+    await table.insert("other")
+    await table.insert(None)
+    (first, *_) = sorted((await read(outbox, claims)).rows, key=lambda row: row.seq)
+    await defer(outbox, claims, [first], 60.0, Aside.PARKED)
+    await table.insert("k", 2)
+    page = await read(outbox, claims, is_probed=True)
+    assert sorted(row.seq for row in page.rows) == [2, 3, 4, 5]
+    assert set(page.blocked) == {4, 5}
+    assert not (await read(outbox, claims)).blocked
 
 
 async def case_rolled_back_rows_are_never_seen(table: Table) -> None:

@@ -119,6 +119,9 @@ def _settings(rng: random.Random) -> EngineSettings:
         on_unroutable=rng.choices(list(Unroutable), [8, 1, 1])[0],
         holds_when_parked=rng.random() < 0.6,
         read_ahead_max=rng.choice([10, 40, 1000]),
+        # Drawn beside, without a step of the dice that all the rest is drawn with.
+        page_span=random.Random(rng.getstate()[1][0]).choice([2, 20, 100_000]),
+        held_keys_max=random.Random(rng.getstate()[1][1]).choice([1, 3, 500]),
         in_flight_max=rng.choice([1, 4, 20, 500]),
         bytes_max=rng.choice([10_000, 1_000_000]),
         lease_s=rng.choice([2.0, 5.0]),
