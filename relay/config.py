@@ -17,21 +17,15 @@ from dataclasses import dataclass
 from typing import Any
 
 from relay import urls
+from relay.choices import Envelope, LogFormat, LogLevel, OnParked, SentRows, Sink
+from relay.core.settings import Ordering, Unroutable
 from relay.errors import BrokerUnavailable, ConfigError, DatabaseUnavailable, RelayError
 from relay.redaction import Redactor, Secret, shown_url
 from relay.settings import (
     COMMANDS,
     SETTINGS,
     SETTINGS_BY_VARIABLE,
-    Envelope,
-    LogFormat,
-    LogLevel,
-    OnParked,
-    Ordering,
-    SentRows,
     Setting,
-    Sink,
-    Unroutable,
     needed_by,
     used_by,
 )

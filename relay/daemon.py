@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Final, assert_never
 
 from relay import __version__, lifecycle, logs
+from relay.choices import OnParked, SentRows, Sink
 from relay.config import Config
 from relay.core.ports import Broker, Clock, Spans
 from relay.core.settings import EngineSettings, Ordering, Unroutable
@@ -25,7 +26,6 @@ from relay.metrics import Metrics, boot_time
 from relay.outbox import PostgresOutbox
 from relay.route import Router
 from relay.runner import Runner
-from relay.settings import OnParked, SentRows, Sink
 
 GC_OBJECTS_MIN: Final = 10_000
 GC_OBJECTS_PER_ROW: Final = 8

@@ -17,8 +17,8 @@ from typing import Any, TextIO
 
 import orjson
 
+from relay.choices import LogFormat, LogLevel
 from relay.redaction import Redactor
-from relay.settings import LogFormat, LogLevel
 
 TEXT_CHARACTERS_MAX = 4096
 ITEMS_MAX = 100

@@ -16,6 +16,7 @@ from relay.errors import MessageInvalid
 from relay.message import Row
 
 FIELDS: Final = (
+    "id",
     "aggregate_type",
     "aggregate_id",
     "event_type",
@@ -23,7 +24,6 @@ FIELDS: Final = (
     "producer",
     "correlation_id",
     "causation_id",
-    "id",
 )
 """The columns that a template may name."""
 
@@ -41,13 +41,16 @@ class Template:
 
     @classmethod
     def parse(cls, text: str) -> Template:
-        """Raises ValueError, naming what is wrong and what is allowed."""
-        parts: list[tuple[str, str | None]] = []
-        for literal, field, spec, conversion in Formatter().parse(text):
+        """Raises ValueError, naming what is wrong."""
+        try:
+            parsed = list(Formatter().parse(text))
+        except ValueError:
+            raise ValueError("a brace without its partner; a brace itself is written {{ or }}") from None
+        for _, field, spec, conversion in parsed:
             if field is not None and (spec or conversion or field not in FIELDS):
-                raise ValueError(f"{{{field}}} is not allowed; allowed: {', '.join(FIELDS)}")
-            parts.append((literal, field))
-        return cls(text, tuple(parts), frozenset(field for _, field in parts if field is not None))
+                raise ValueError(f"no such field: {{{field}}}")
+        parts = tuple((literal, field) for literal, field, _, _ in parsed)
+        return cls(text, parts, frozenset(field for _, field in parts if field is not None))
 
     @property
     def constant(self) -> str | None:

@@ -11,55 +11,9 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
-from relay import urls, values
-from relay.core.settings import Ordering as Ordering
-from relay.core.settings import Unroutable as Unroutable
-
-
-class Sink(StrEnum):
-    """Where messages go."""
-
-    AMQP = "amqp"
-    FILE = "file"
-
-
-class Envelope(StrEnum):
-    """What a message's body is."""
-
-    NONE = "none"
-    JSON = "json"
-    CLOUDEVENTS = "cloudevents"
-
-
-class SentRows(StrEnum):
-    """What becomes of a row that was sent."""
-
-    MARK = "mark"
-    DELETE = "delete"
-
-
-class OnParked(StrEnum):
-    """What becomes of a key's later rows when one is parked."""
-
-    HOLD = "hold"
-    CONTINUE = "continue"
-
-
-class LogFormat(StrEnum):
-    """How a log line looks."""
-
-    JSON = "json"
-    TEXT = "text"
-
-
-class LogLevel(StrEnum):
-    """The least severe event that is logged."""
-
-    DEBUG = "debug"
-    INFO = "info"
-    WARNING = "warning"
-    ERROR = "error"
-
+from relay import route, urls, values
+from relay.choices import Envelope, LogFormat, LogLevel, OnParked, SentRows, Sink
+from relay.core.settings import Ordering, Unroutable
 
 RUN, MIGRATE, CHECK, STATUS, PARKED = "run", "migrate", "check", "status", "parked"
 PAUSE, RESUME, TOPOLOGY, REDRIVE, BENCH, DEMO = "pause", "resume", "topology", "redrive", "bench", "demo"
@@ -77,7 +31,7 @@ _TABLES = (
     "a table's name as SQL has it, schema-qualified or not, up to "
     f'{values.IDENTIFIER_BYTES_MAX - values.DERIVED_SUFFIX_BYTES} bytes: outbox, sales.outbox, "Sales"."Outbox"'
 )
-_TEMPLATES = "text with {" + "} {".join(values.TEMPLATE_FIELDS) + "}; {{ and }} for braces; up to 255 bytes"
+_TEMPLATES = "text with {" + "} {".join(route.FIELDS) + "}; {{ and }} for braces; up to 255 bytes"
 _POSTGRES_URL = "postgresql://USER:PASSWORD@HOST:PORT/DATABASE, the password percent-encoded"
 _AMQP_URL = "amqp://USER:PASSWORD@HOST:PORT/VHOST or amqps://…, percent-encoded, several separated by commas"
 

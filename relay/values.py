@@ -7,11 +7,12 @@ the text itself: who reports the problem shows it, redacted.
 from __future__ import annotations
 
 import re
-import string
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import TypeVar
+
+from relay.route import Template
 
 N = TypeVar("N", int, float)
 E = TypeVar("E", bound=StrEnum)
@@ -29,18 +30,6 @@ IDENTIFIER_BYTES_MAX = 63
 
 DERIVED_SUFFIX_BYTES = 20
 """Room kept for what is derived from a table's name: indexes, companion tables, functions, triggers."""
-
-TEMPLATE_FIELDS = (
-    "id",
-    "aggregate_type",
-    "aggregate_id",
-    "event_type",
-    "schema_version",
-    "producer",
-    "correlation_id",
-    "causation_id",
-)
-"""The row's columns that a template of RELAY_EXCHANGE or RELAY_ROUTING_KEY may name."""
 
 SHORT_STRING_BYTES_MAX = 255
 """AMQP 0-9-1 section 4.2.5.3: exchange names and routing keys are short strings, their length is one octet."""
@@ -242,18 +231,9 @@ def _lower_ascii(text: str) -> str:
 
 
 def template(text: str) -> str:
-    """A template of an exchange or routing key: text, `{column}` of `TEMPLATE_FIELDS`, `{{` and `}}` for braces."""
+    """A template of an exchange or routing key: text, `{column}` of `relay.route.FIELDS`, `{{` and `}}` for braces."""
     line(text)
-    try:
-        parts = list(string.Formatter().parse(text))
-    except ValueError:
-        raise ValueError("a brace without its partner; a brace itself is written {{ or }}") from None
-    for _, field, spec, conversion in parts:
-        if field is None:
-            continue
-        if spec or conversion or field not in TEMPLATE_FIELDS:
-            raise ValueError(f"no such field: {{{field}}}")
-    literal = "".join(part[0] for part in parts)
+    literal = "".join(words for words, _ in Template.parse(text).parts)
     if len(literal.encode("utf-8", "surrogatepass")) > SHORT_STRING_BYTES_MAX:
         raise ValueError("longer than 255 bytes")
     return text

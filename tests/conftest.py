@@ -9,17 +9,25 @@ from __future__ import annotations
 import asyncio
 import itertools
 import os
+import socket
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from typing import Any, TypeVar, overload
 from urllib.parse import urlsplit, urlunsplit
 
 import asyncpg
+import hypothesis
 import pytest
 
 from relay.servers import PostgresServer, RabbitServer
 
 T = TypeVar("T")
+
+# How long an example takes is the machine's affair: no example fails by its time, nor by how long it took to make.
+hypothesis.settings.register_profile(
+    "any machine", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow]
+)
+hypothesis.settings.load_profile("any machine")
 
 _numbers = itertools.count(1)
 
@@ -83,6 +91,16 @@ def amqp_url(request: pytest.FixtureRequest) -> Iterator[str]:
     vhost = f"test/{os.getpid()} {next(_numbers)}"
     yield server.add_vhost(vhost)
     server.delete_vhost(vhost)
+
+
+def has_ipv6() -> bool:
+    """Whether this machine has the loopback address ::1."""
+    try:
+        with socket.socket(socket.AF_INET6) as probe:
+            probe.bind(("::1", 0))
+    except OSError:
+        return False
+    return True
 
 
 async def _execute(url: str, statement: str) -> None:

@@ -21,6 +21,7 @@ from relay.errors import ListenFailed
 from relay.http import CONNECTIONS_MAX, HEARTBEAT_AGE_S_MAX, Heartbeat, HttpServer, Readiness
 from relay.metrics import ATTEMPTS_BUCKETS, METRICS, SECONDS_BUCKETS, Backpressure, Histogram, Kind, Metrics
 from relay.values import ListenAddress, listen_address
+from tests.conftest import has_ipv6
 
 LOOPBACK = ListenAddress("127.0.0.1", 0)
 
@@ -327,7 +328,7 @@ def test_an_address_that_is_not_ours() -> None:
 
 @pytest.mark.parametrize(("text", "family"), [("[::]:0", socket.AF_INET6), (":0", socket.AF_INET)])
 def test_every_address_includes_ipv4(text: str, family: int) -> None:
-    if family == socket.AF_INET6 and not _has_ipv6():
+    if family == socket.AF_INET6 and not has_ipv6():
         pytest.skip("no IPv6 here")
     address = listen_address(text)
     assert address is not None
@@ -338,12 +339,3 @@ def test_every_address_includes_ipv4(text: str, family: int) -> None:
     finally:
         server.close()
         server.close()
-
-
-def _has_ipv6() -> bool:
-    try:
-        with socket.socket(socket.AF_INET6) as probe:
-            probe.bind(("::1", 0))
-    except OSError:
-        return False
-    return True

@@ -130,7 +130,7 @@ sys.modules["opentelemetry"] = None
 from relay import logs, tracing
 from relay.redaction import Redactor
 from relay.route import Router
-from relay.settings import LogFormat, LogLevel
+from relay.choices import LogFormat, LogLevel
 logs.setup(LogFormat.JSON, LogLevel.INFO, Redactor())
 assert tracing.start("r", "rabbitmq", Router("e", "k"), lambda: 0.0, logs.get_logger()) is None
 """

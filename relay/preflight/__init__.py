@@ -5,10 +5,10 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 
+from relay.choices import Sink
 from relay.config import Config
 from relay.preflight import broker, database, deep, encryption, management
 from relay.preflight.finding import Finding, Level, warning
-from relay.settings import Sink
 
 __all__ = ["Finding", "Level", "as_document", "check"]
 

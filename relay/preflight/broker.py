@@ -11,6 +11,7 @@ from typing import Final
 from relay.broker.amqp import AmqpBroker
 from relay.broker.appender import STANDARD_OUTPUT
 from relay.broker.survey import Survey, survey
+from relay.choices import Sink
 from relay.config import Config
 from relay.core.ports import Closed, Rejection, Returned
 from relay.errors import BrokerError, ExchangeMissing, RelayError
@@ -18,7 +19,6 @@ from relay.message import PayloadType, Row
 from relay.preflight.finding import Finding, Level, error, not_checked, ok, warning
 from relay.preflight.pending import Pending
 from relay.route import Router
-from relay.settings import Sink
 from relay.urls import amqp_address
 
 TESTED: Final = ((3, 10), (4, 3))

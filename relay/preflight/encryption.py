@@ -9,10 +9,10 @@ from __future__ import annotations
 import ipaddress
 from collections.abc import Iterator
 
+from relay.choices import Sink
 from relay.config import Config
 from relay.errors import RelayError
 from relay.preflight.finding import Finding, not_checked, ok, warning
-from relay.settings import Sink
 from relay.urls import amqp_address, hosts_and_parameters
 
 CHECK = "encryption"

@@ -14,7 +14,7 @@ LoopFactory = Callable[[], asyncio.AbstractEventLoop]
 
 
 def pytest_asyncio_loop_factories(item: pytest.Item) -> Mapping[str, LoopFactory]:
-    if item.path.name in ("test_stub.py", "test_opening.py"):
+    if item.path.name in ("test_stub.py", "test_opening.py", "test_tag_suite.py"):
         return {"uvloop": uvloop.new_event_loop, "asyncio": asyncio.new_event_loop}
     return {"uvloop": uvloop.new_event_loop}
 

@@ -1,7 +1,7 @@
 """What `relay.core.ports.Broker` and `Link` promise, whichever sink is behind them. One suite for all of them, the simulation's fake included.
 
-A case gets a `Place`: somewhere to publish to, and a look at what arrived there. What only some sinks can do (return,
-nack, block, refuse) is tested where it happens.
+A case gets a `Place`: somewhere to publish to, and a look at what arrived there. Faults and a broker's verdicts stand in
+`outcome_suite`, single frames in `tag_suite`.
 """
 
 from __future__ import annotations
@@ -16,7 +16,9 @@ from .recorder import Recorder, make_row, make_rows
 
 
 class Place(Protocol):
-    async def connect(self, recorder: Recorder, *, routing_key: str = "{event_type}") -> Link: ...
+    async def connect(
+        self, recorder: Recorder, *, routing_key: str = "{event_type}", is_mandatory: bool = True
+    ) -> Link: ...
 
     async def arrived(self, count: int) -> Sequence[tuple[str, bytes, dict[str, Any]]]:
         """(message id, body, headers) of the next `count` messages, in the order of their arrival; there are no more."""

@@ -72,6 +72,9 @@ class Recorder:
     def count(self) -> int:
         return sum(len(seqs) for seqs in self.outcomes.values())
 
+    def kinds(self) -> list[str]:
+        return [event[0] for event in self.events]
+
     async def until(self, predicate: Callable[[], Any], timeout: float = WAIT_S) -> None:
         async with asyncio.timeout(timeout):
             while not predicate():

@@ -20,8 +20,9 @@ from relay.errors import BrokerRefused, BrokerUnavailable, MessageInvalid
 from relay.message import PayloadType
 from relay.route import Router
 
+from .disk import Disk
+from .places import NOW, body_of
 from .recorder import Recorder, make_row, make_rows
-from .test_link_suite import NOW, body_of
 
 ROUTER = Router("ev", "{event_type}")
 
@@ -162,32 +163,6 @@ async def test_a_path_that_cannot_be(tmp_path: Path) -> None:
 
 
 # ---------------------------------------------------------------- the disk
-
-
-class Disk:
-    """`os` as the appender sees it, with a disk that fills up or breaks after some bytes."""
-
-    def __init__(self, room: int, error: int = errno.ENOSPC, sync_error: int | None = None) -> None:
-        self.room = room
-        self.error = error
-        self.sync_error = sync_error
-        self.syncs = 0
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(os, name)
-
-    def write(self, descriptor: int, data: bytes) -> int:
-        if self.room <= 0:
-            raise OSError(self.error, os.strerror(self.error))
-        written = os.write(descriptor, data[: self.room])
-        self.room -= written
-        return written
-
-    def fdatasync(self, descriptor: int) -> None:
-        self.syncs += 1
-        if self.sync_error is not None:
-            raise OSError(self.sync_error, os.strerror(self.sync_error))
-        os.fdatasync(descriptor)
 
 
 async def test_a_full_disk_blocks_and_costs_nobody_anything(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

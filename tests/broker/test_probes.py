@@ -10,36 +10,15 @@ import pytest
 from relay.core.ports import Link
 from relay.message import Row
 from relay.servers import RabbitServer
+from tests.broker.outcome_suite import probe
 from tests.broker.recorder import Recorder, make_row, make_rows
 from tests.broker.test_rabbitmq import Vhost, vhost
 
 __all__ = ["vhost"]
 
 
-async def probe(link: Link, recorder: Recorder, row: Row) -> bool:
-    """Publish it as a probe; whether the broker took it in."""
-    while not link.probe(row).taken:
-        seen = recorder.writable
-        await recorder.until(lambda seen=seen: recorder.writable > seen)  # type: ignore[misc]
-    await recorder.until(lambda: ("passed", row.seq) in recorder.events or ("refused", [row.seq]) in recorder.events)
-    return ("passed", row.seq) in recorder.events
-
-
 async def probe_all(link: Link, recorder: Recorder, rows: Sequence[Row]) -> list[int]:
     return [row.seq for row in rows if not await probe(link, recorder, row)]
-
-
-async def test_a_probe_is_a_publish_like_any_other(vhost: Vhost) -> None:
-    recorder = Recorder()
-    link = await vhost.link(recorder)
-    link.publish(make_rows(3))
-    rows = [make_row(4), make_row(5, event_type="nope.x"), make_row(6)]
-    assert await probe_all(link, recorder, rows) == []
-    outcomes = await recorder.outcomes_of(6)
-    assert sorted(outcomes["acked"]) == [1, 2, 3, 4, 6]
-    assert outcomes["returned"] == [5]
-    assert link.in_flight == 0
-    await link.close()
 
 
 async def test_a_close_over_a_probe_is_told_of_that_row_only(vhost: Vhost, rabbit_server: RabbitServer) -> None:

@@ -14,7 +14,7 @@ from aiormq.abc import AbstractChannel, DeliveredMessage
 
 from relay.broker.link import AmqpLink
 from relay.core.ports import Closed
-from relay.errors import BrokerRefused, ExchangeMissing
+from relay.errors import BrokerRefused
 from relay.message import PayloadType
 from relay.servers import RabbitServer
 from tests.conftest import eventually
@@ -226,23 +226,6 @@ async def test_headers_fill_one_frame_and_no_more(vhost: Vhost) -> None:
     await link.close()
 
 
-async def test_the_constant_exchange_is_missing(vhost: Vhost) -> None:
-    with pytest.raises(ExchangeMissing, match=r"404 NOT_FOUND - no exchange 'gone'"):
-        await vhost.link(Recorder(), exchange="gone")
-
-
-async def test_the_constant_exchange_is_deleted(vhost: Vhost) -> None:
-    recorder = Recorder()
-    link = await vhost.link(recorder)
-    await vhost.channel.exchange_delete("ev")
-    link.publish(make_rows(3))
-    assert (await recorder.outcomes_of(3))["lost"] == [1, 2, 3]
-    assert recorder.closed is not None
-    assert recorder.closed[0] is Closed.EXCHANGE, "the configuration's fault"
-    assert recorder.closed[1].startswith("404 NOT_FOUND - no exchange 'ev'")
-    await link.close()
-
-
 @pytest.mark.parametrize("name", ["gone", "fort élégant", "x" * 200, "é" * 127])
 async def test_a_rows_own_exchange_is_missing(vhost: Vhost, name: str) -> None:
     """Whatever its name: one that cannot be asked for would keep everything behind it for ever."""
@@ -312,23 +295,6 @@ async def test_case_04_a_full_queue_nacks(vhost: Vhost) -> None:
     await vhost.get("full")
     link.publish([make_row(3, event_type="full.x")])
     await recorder.until(lambda: 3 in recorder.outcomes["acked"])
-    await link.close()
-
-
-async def test_the_memory_alarm_blocks(vhost: Vhost, rabbit_server: RabbitServer) -> None:
-    recorder = Recorder()
-    link = await vhost.link(recorder)
-    await asyncio.to_thread(rabbit_server.memory_alarm, True)
-    try:
-        link.publish([make_row(1)])
-        await recorder.until(lambda: any(event[0] == "blocked" for event in recorder.events))
-        assert link.publish([make_row(2)]).taken == 0
-    finally:
-        await asyncio.to_thread(rabbit_server.memory_alarm, False)
-    await recorder.until(lambda: ("unblocked",) in recorder.events)
-    assert link.publish([make_row(2)]).taken == 1
-    assert sorted((await recorder.outcomes_of(2))["acked"]) == [1, 2]
-    assert recorder.closed is None
     await link.close()
 
 

@@ -314,4 +314,4 @@ TestHistories = Histories.TestCase
 TestPipelinedHistories = PipelinedHistories.TestCase
 TestUnorderedHistories = UnorderedHistories.TestCase
 for _case in (TestHistories, TestPipelinedHistories, TestUnorderedHistories):
-    _case.settings = settings(max_examples=150, stateful_step_count=60, deadline=None)
+    _case.settings = settings(max_examples=150, stateful_step_count=60)

@@ -11,10 +11,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from relay import config, values
+from relay import config
 from relay.config import Config, Ordering, SentRows, load, needed_by, used_by
 from relay.errors import BrokerUnavailable, ConfigError, DatabaseUnavailable
 from relay.redaction import Redactor, shown_url
+from relay.route import FIELDS
 from relay.settings import SETTINGS, SETTINGS_BY_VARIABLE
 from tests.core.test_urls import HARD_ENCODED, HARD_PASSWORD
 
@@ -120,7 +121,7 @@ def test_all_faults_at_once_with_variable_value_and_what_is_allowed() -> None:
 def test_the_allowed_fields_of_a_template_are_named() -> None:
     (line,) = problems({**ENVIRON, "RELAY_ROUTING_KEY": "{tenant}.{event_type}"})
     assert "no such field: {tenant}" in line
-    assert all(f"{{{field}}}" in line for field in values.TEMPLATE_FIELDS)
+    assert all(f"{{{field}}}" in line for field in FIELDS)
 
 
 def test_a_long_value_is_cut() -> None:

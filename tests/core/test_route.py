@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 
-from relay import values
 from relay.errors import MessageInvalid
 from relay.message import Row
 from relay.route import FIELDS, Router, Template
@@ -14,10 +13,6 @@ from relay.route import FIELDS, Router, Template
 
 def make_row(rare: dict[str, Any] | None = None, **columns: Any) -> Row:
     return Row(0, 1, "id-1", "order.created", rare=rare, **columns)
-
-
-def test_the_fields_are_those_that_the_configuration_allows() -> None:
-    assert set(FIELDS) == set(values.TEMPLATE_FIELDS)
 
 
 def test_the_defaults_route_by_event_type() -> None:
@@ -65,7 +60,7 @@ def test_never_the_default_exchange(row: Row) -> None:
 
 @pytest.mark.parametrize("text", ["{payload}", "{}", "{event_type!r}", "{event_type:>9}", "{a", "}"])
 def test_a_template_that_cannot_be_is_refused(text: str) -> None:
-    with pytest.raises(ValueError, match=r"allowed|brace|'}'|'{'"):
+    with pytest.raises(ValueError, match=r"no such field|brace"):
         Template.parse(text)
 
 

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import shutil
 import signal
 import socket
+import tempfile
 import time
 from datetime import timedelta
-from pathlib import Path
 from urllib.parse import quote
 
 import aio_pika
@@ -15,7 +17,7 @@ import asyncpg
 import pytest
 
 from relay.servers import PostgresServer, RabbitServer
-from tests.conftest import eventually
+from tests.conftest import eventually, has_ipv6
 from tests.e2e.conftest import Daemon, Site, command
 from tests.e2e.credentials import role, user
 from tests.e2e.ledger import Ledger, committed, drain, ledger
@@ -318,22 +320,22 @@ async def test_case_38_passwords_and_vhosts(
             rabbit_server.delete_vhost(vhost)
 
 
-async def test_case_38_unix_socket_several_hosts_and_ipv6(site: Site, tmp_path: Path) -> None:
-    directory = Path("/tmp") / f"relay-sockets-{tmp_path.name[-20:]}"
-    directory.mkdir(mode=0o777, exist_ok=True)
-    directory.chmod(0o777)
-    has_ipv6 = _has_ipv6()
+async def test_case_38_unix_socket_several_hosts_and_ipv6(site: Site) -> None:
+    # Not `tmp_path`: a socket's path has 107 bytes, and the server's user has to reach it.
+    directory = tempfile.mkdtemp(prefix="relay-sockets-")
+    os.chmod(directory, 0o777)
+    is_ipv6_here = has_ipv6()
     options = {
-        "unix_socket_directories": str(directory),
-        "listen_addresses": "127.0.0.1,::1" if has_ipv6 else "127.0.0.1",
+        "unix_socket_directories": directory,
+        "listen_addresses": "127.0.0.1,::1" if is_ipv6_here else "127.0.0.1",
     }
     server = await asyncio.to_thread(lambda: PostgresServer.start(durable=False, options=options))
     try:
         urls = {
-            "socket": f"postgresql://postgres@/postgres?host={quote(str(directory), safe='')}&port={server.port}",
+            "socket": f"postgresql://postgres@/postgres?host={quote(directory, safe='')}&port={server.port}",
             "hosts": f"postgresql://postgres@127.0.0.1:1,127.0.0.1:{server.port}/postgres",
         }
-        if has_ipv6:
+        if is_ipv6_here:
             urls["ipv6"] = f"postgresql://postgres@[::1]:{server.port}/postgres"
         connection = await asyncpg.connect(server.url())
         for kind, url in urls.items():
@@ -349,18 +351,7 @@ async def test_case_38_unix_socket_several_hosts_and_ipv6(site: Site, tmp_path: 
         await connection.close()
     finally:
         server.close()
-        for leftover in directory.iterdir():
-            leftover.unlink()
-        directory.rmdir()
-
-
-def _has_ipv6() -> bool:
-    try:
-        with socket.socket(socket.AF_INET6) as probe:
-            probe.bind(("::1", 0))
-    except OSError:
-        return False
-    return True
+        shutil.rmtree(directory)
 
 
 async def test_case_39_kubernetes_service_variables_are_ignored(site: Site) -> None:

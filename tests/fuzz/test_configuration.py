@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from relay.config import load
@@ -109,7 +109,7 @@ environments = st.dictionaries(variables | files | strangers, values, max_size=6
 
 
 @given(environments)
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=400)
 def test_any_environment(environ: dict[str, str]) -> None:
     look(environ)
 
@@ -119,7 +119,7 @@ def test_each_setting(setting: Setting) -> None:
     """Each parser has its own corners."""
 
     @given(values)
-    @settings(max_examples=60, deadline=None, database=None, suppress_health_check=[HealthCheck.too_slow])
+    @settings(max_examples=60, database=None)
     def any_text(text: str) -> None:
         look({setting.variable: text})
 
@@ -128,6 +128,6 @@ def test_each_setting(setting: Setting) -> None:
 
 @pytest.mark.long
 @given(environments)
-@settings(max_examples=50_000, deadline=None)
+@settings(max_examples=50_000)
 def test_any_environment_at_length(environ: dict[str, str]) -> None:
     look(environ)

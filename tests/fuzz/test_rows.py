@@ -143,13 +143,13 @@ def same(found: object, wanted: object) -> bool:
 
 
 @given(rows_with_options())
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 def test_any_row(both: tuple[Row, dict[str, Any]]) -> None:
     look(*both)
 
 
 @pytest.mark.long
 @given(rows_with_options())
-@settings(max_examples=50_000, deadline=None)
+@settings(max_examples=50_000)
 def test_any_row_at_length(both: tuple[Row, dict[str, Any]]) -> None:
     look(*both)

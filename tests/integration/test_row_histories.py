@@ -291,7 +291,6 @@ def test_order_and_loss_whatever_happens_to_rows(database_url: str) -> None:
         settings=settings(
             max_examples=12,
             stateful_step_count=50,
-            deadline=None,
             suppress_health_check=list(HealthCheck),
         ),
     )

@@ -7,8 +7,9 @@ pipe and whatever was said and not heard; the copies that had arrived stay in th
 
 The routing key is the row's event type: without a route while in `unroutable` (mandatory: returned);
 `invalid` cannot be encoded, `expired` is past its deadline; over `refused` the broker closes the channel, over
-`refused_all` the connection: what was on it before is kept and what comes after is not looked at, no confirm follows
-for either. A listener is never called from within `publish`.
+`refused_all` the connection, and the channel over any message while the exchange is gone: what was on it before is
+kept and what comes after is not looked at, no confirm follows for either. An alarm stops the reading at once, and is
+told to those who publish meanwhile. A listener is never called from within `publish`.
 
 The client's side keeps the relay's own confirm windows (`relay/core/window.py`): what the broker says are its frames,
 `basic.return` before its confirm, acks and nacks by tag, alone or `multiple`.
@@ -24,7 +25,7 @@ from dataclasses import dataclass, field
 from functools import partial
 
 from relay.core.ports import Closed, LinkListener, Publication, Rejection, Returned
-from relay.core.window import Window
+from relay.core.window import ProtocolViolation, Window
 from relay.errors import BrokerUnavailable, ExchangeMissing
 from relay.message import PayloadType, Row
 
@@ -35,6 +36,7 @@ from .oracle import History, Oracle, Outcome
 Span = tuple[float, float]
 
 REFUSAL = "403 ACCESS_REFUSED - it says so"
+NO_EXCHANGE = "404 NOT_FOUND - no exchange 'events'"
 UNSENDABLE = ("invalid", "expired")
 """Event types that the encoder refuses."""
 
@@ -83,6 +85,8 @@ class Rabbit:
     history: History
     options: BrokerOptions
     unroutable: set[str] = field(default_factory=set)
+    full: set[str] = field(default_factory=set)
+    """Event types whose queue is full and rejects."""
     is_up: bool = True
     has_exchange: bool = True
     is_blocked: bool = False
@@ -96,11 +100,9 @@ class Rabbit:
         return span[0] if span[0] == span[1] else self.random.uniform(*span)
 
     def block(self, on: bool) -> None:
-        """A resource alarm: nothing is taken from publishing connections, which hear of it."""
+        """A resource alarm: nothing is taken from connections that publish, and they hear of it when they do."""
         self.is_blocked = on
         self.history.note("broker", "blocks" if on else "unblocks")
-        for link in self.links:
-            link.hear_of_block(on)
         self._go_on()
 
     def mute(self, on: bool) -> None:
@@ -116,9 +118,8 @@ class Rabbit:
         self._go_on()
 
     def _go_on(self) -> None:
-        if not self.is_blocked and not self.is_mute:
-            for link in list(self.links):
-                link.serve()
+        for link in list(self.links):
+            link.serve()
 
     def go_down(self, down_s: float) -> None:
         self.is_up = False
@@ -166,12 +167,10 @@ class FakeBroker:
         if not rabbit.is_up or self.is_refused or self.process.is_dead:
             raise BrokerUnavailable("connection refused")
         if not rabbit.has_exchange:
-            raise ExchangeMissing("no exchange 'events'", reply_code=404)
+            raise ExchangeMissing(NO_EXCHANGE, reply_code=404)
         self.link = FakeLink(self, listener)
         rabbit.links.append(self.link)
         rabbit.history.note(self.relay, "connects")
-        if rabbit.is_blocked:
-            self.link.hear_of_block(True)
         return self.link
 
     def vanish(self) -> None:
@@ -204,6 +203,7 @@ class FakeLink:
         """Not confirmed yet, by id, in the order of arrival."""
         self._is_cut = False
         self._is_deaf = False
+        self._is_told_of_block = False
         self._heard_at = 0.0
         self._arrives_at = 0.0
         self._confirms_at = 0.0
@@ -233,7 +233,7 @@ class FakeLink:
         taken = 0
         written: list[Message] = []
         for row in rows:
-            if len(self._pipe) >= rabbit.options.pipe_rows:
+            if len(self._pipe) + len(written) >= rabbit.options.pipe_rows:
                 self._wants_room = True
                 break
             taken += 1
@@ -249,12 +249,13 @@ class FakeLink:
             window.add((row,))
             message = Message(window.last_tag, row, publication, is_probe)
             self._messages[row.id] = message
-            self._pipe.append(message)
             written.append(message)
         if len(self._messages) > self._in_flight_max:
             rabbit.oracle.blame(f"I6: {self.relay} has {len(self._messages)} messages in flight")
         if written:
             rabbit.history.note(self.relay, "probes" if is_probe else "publishes", [each.row.id for each in written])
+        if written and not self._is_cut:
+            self._pipe += written
             self._arrives_at = max(rabbit.loop.time() + rabbit.draw(rabbit.options.latency), self._arrives_at + 1e-6)
             rabbit.loop.call_at(self._arrives_at, self._arrive, len(written), context=OUTSIDE)
         return Publication(taken, rejected)
@@ -269,9 +270,10 @@ class FakeLink:
     async def close(self) -> None:
         if self._is_closed:
             return
-        await asyncio.sleep(self._rabbit.draw(self._rabbit.options.latency))
-        self._end_server_side(arrives=True)
         self._close(Closed.CONNECTION, "closed by the relay")
+        await asyncio.sleep(self._rabbit.draw(self._rabbit.options.latency))
+        if not self._is_cut:
+            self._end_server_side(arrives=True)
 
     # -------------------------------------------------------- the server's side
 
@@ -284,10 +286,16 @@ class FakeLink:
     def serve(self) -> None:
         """Take what has arrived, unless an alarm or silence stops that."""
         rabbit = self._rabbit
-        if rabbit.is_blocked or rabbit.is_mute:
+        if rabbit.is_mute:
+            return
+        self._tell_of_block()
+        if rabbit.is_blocked:
             return
         while self._arrived:
             message = self._arrived.popleft()
+            if not rabbit.has_exchange:
+                self._shut(partial(self._close, Closed.EXCHANGE, NO_EXCHANGE))
+                return
             if message.row.event_type in ("refused", "refused_all"):
                 self._refuse(message)
                 continue
@@ -303,6 +311,21 @@ class FakeLink:
             self._wants_room = False
             self._hear(self._on_writable)
 
+    def _tell_of_block(self) -> None:
+        """`connection.blocked` goes to a connection that publishes, `unblocked` to those that had it."""
+        is_blocked = self._rabbit.is_blocked and (self._is_told_of_block or bool(self._arrived))
+        if is_blocked != self._is_told_of_block and not self._is_deaf:
+            self._is_told_of_block = is_blocked
+            self._hear(partial(self._on_block, is_blocked))
+
+    def _shut(self, tell: Callable[[], None]) -> None:
+        """The server closes: what has arrived behind the message at fault is not looked at."""
+        self._arrived.clear()
+        self._pipe.clear()
+        if not self._is_deaf:
+            self._end_server_side(arrives=True)
+            self._hear(tell)
+
     def _decide(self, message: Message) -> None:
         rabbit = self._rabbit
         row = message.row
@@ -311,11 +334,17 @@ class FakeLink:
             message.verdict = rabbit.scripted.popleft()
         elif row.event_type in rabbit.unroutable:
             message.verdict = Outcome.RETURNED if self._mandatory else Outcome.ACKED
+        elif row.event_type in rabbit.full:
+            message.verdict = Outcome.NACKED
+            return
         elif rabbit.options.nacks and rabbit.random.random() < rabbit.options.nacks:
             message.verdict = Outcome.NACKED
         if message.verdict == Outcome.RETURNED:
             if not self._is_deaf:
                 self._hear(partial(self._on_return, message))
+        elif row.event_type in rabbit.unroutable and message.verdict == Outcome.ACKED:
+            rabbit.oracle.taken_in(self.relay, row)
+            rabbit.history.note("broker", "drops", f"{row.id} seq {row.seq} from {self.relay}, which has no route")
         elif message.verdict == Outcome.ACKED or rabbit.random.random() < rabbit.options.nacked_and_kept:
             rabbit.oracle.delivered(self.relay, row, rabbit.loop.time())
             rabbit.history.note("queue", "gets", f"{row.id} seq {row.seq} from {self.relay}")
@@ -331,12 +360,7 @@ class FakeLink:
                 rabbit.oracle.failed(message.row.id)
                 self._hear(partial(self._on_refused, message))
             return
-        self._arrived.clear()
-        self._pipe.clear()
-        if not self._is_deaf:
-            self._end_server_side(arrives=True)
-            is_whole = message.row.event_type == "refused_all"
-            self._hear(partial(self._close_over, is_whole))
+        self._shut(partial(self._close_over, message.row.event_type == "refused_all"))
 
     def _confirm(self) -> None:
         """Say what is decided: a share of it, as `multiple` up to a tag or one by one in any order."""
@@ -360,8 +384,17 @@ class FakeLink:
         if self._decided:
             rabbit.loop.call_later(rabbit.draw(rabbit.options.confirm), self._confirm, context=OUTSIDE)
 
-    def hear_of_block(self, on: bool) -> None:
-        self._hear(lambda: self._on_block(on))
+    def say(self, tag: int, *, verdict: str = Outcome.ACKED, multiple: bool = False) -> None:
+        """A confirm that a script chose, right or wrong; `Rabbit.hush` keeps the others back."""
+        self._hear(partial(self._take, [Frame(verdict, False, tag, multiple)]))
+
+    def give_back(self, message_id: str) -> None:
+        """`basic.return` of a script; its confirm is another matter."""
+        self._hear(partial(self._on_return, self._messages[message_id]))
+
+    def refuse(self, *, is_whole: bool) -> None:
+        """A script has the broker close the channel, or the connection, over something that was published."""
+        self._shut(partial(self._close_over, is_whole))
 
     def cut(self, noticed_s: float | None = None, closed: Closed = Closed.CONNECTION) -> None:
         """The connection breaks: a part of the pipe has arrived, the rest has not."""
@@ -408,10 +441,15 @@ class FakeLink:
         if self._is_closed:
             return
         told: list[tuple[str, list[Row], list[Returned]]] = []
+        violation = ""
         for frame in frames:
             window = self._probe_window if frame.is_probe else self._window
             settle = window.ack if frame.verdict == Outcome.ACKED else window.nack
-            rows, returned = settle(frame.tag, frame.multiple)
+            try:
+                rows, returned = settle(frame.tag, frame.multiple)
+            except ProtocolViolation as error:
+                violation = error.message
+                break
             self._end_messages(rows, frame.verdict)
             self._end_messages([each.row for each in returned], Outcome.RETURNED)
             if rows:
@@ -427,6 +465,9 @@ class FakeLink:
                 self._listener.on_nacked(rows)
             else:
                 self._listener.on_returned(returned)
+        if violation:
+            self._end_server_side(arrives=True)
+            self._close(Closed.CONNECTION, violation)
 
     def _end_messages(self, rows: Sequence[Row], outcome: str) -> None:
         for row in rows:
@@ -460,7 +501,7 @@ class FakeLink:
         self._probe_window = Window()
         self._end_messages(probes, Outcome.LOST)
         lost = [row for row in probes if row is not message.row]
-        self._listener.on_refused(Rejection(message.row, "refused", REFUSAL, "events"), lost)
+        self._listener.on_refused(_refusal(message.row), lost)
 
     def _close_over(self, is_whole: bool) -> None:
         """The link is gone over one of those in flight: a probe that was taken in is not suspected."""
@@ -472,7 +513,7 @@ class FakeLink:
         self._end_messages(suspects, Outcome.LOST)
         if len(suspects) == 1:
             self._rabbit.oracle.failed(suspects[0].id)
-            self._listener.on_refused(Rejection(suspects[0], "refused", REFUSAL, "events"), ())
+            self._listener.on_refused(_refusal(suspects[0]), ())
         elif suspects:
             self._listener.on_suspected(suspects, REFUSAL, alone=is_whole)
         self._close(Closed.REFUSED, REFUSAL)
@@ -486,6 +527,10 @@ class FakeLink:
         self._end_messages(lost, Outcome.LOST)
         self._rabbit.history.note(self.relay, "link closed", f"lost {[row.id for row in lost]}")
         self._listener.on_closed(lost, closed, error)
+
+
+def _refusal(row: Row) -> Rejection:
+    return Rejection(row, "refused", REFUSAL, "events", row.event_type)
 
 
 def _confirm_of(message: Message) -> str:

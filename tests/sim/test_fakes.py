@@ -1,44 +1,22 @@
-"""The fakes by themselves: the loop, the outbox suite over the fake, the crash model, the broker."""
+"""The loop and the fake database by themselves: the outbox suite over it, the crash model. The broker: `test_fake_broker`."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable
 from dataclasses import replace
-from typing import Any
 
 import pytest
 
-from relay.core.ports import Closed, Held, Link, Outbox, Publication, Rejection, Returned, Settlement
-from relay.errors import BrokerUnavailable, DatabaseLost
-from relay.message import PayloadType, Row
-from tests.broker import link_suite
-from tests.broker.recorder import Recorder
+from relay.core.ports import Held, Outbox, Settlement
+from relay.errors import DatabaseLost
 
 from . import outbox_suite
-from .broker import BrokerOptions, FakeBroker, FakeLink, Rabbit
+from .bench import Bench
 from .database import Database, DatabaseOptions, Transaction
 from .loop import Deadlock, Process, Runaway, VirtualLoop, run_virtual
-from .oracle import Entry, History, Oracle
 from .outbox import FakeOutbox
 from .outbox_suite import Seen
-from .wire import Network
-
-
-class Bench:
-    """One database and broker without a relay."""
-
-    def __init__(self, options: DatabaseOptions | None = None, broker: BrokerOptions | None = None) -> None:
-        import random
-
-        loop = asyncio.get_running_loop()
-        assert isinstance(loop, VirtualLoop)
-        self.loop = loop
-        self.history = History(loop.time)
-        self.oracle = Oracle(self.history)
-        self.database = Database(loop, random.Random(1), self.oracle, self.history, options or DatabaseOptions())
-        self.network = Network()
-        self.rabbit = Rabbit(loop, random.Random(2), self.oracle, self.history, broker or BrokerOptions())
 
 
 class FakeWriter:
@@ -285,206 +263,5 @@ def test_a_settlement_in_progress_keeps_others_from_claiming() -> None:
         stop.resume()
         assert (await settling).done
         assert shard in [each.shard for each in await second.claim(64)]
-
-    run_virtual(main)
-
-
-# ---------------------------------------------------------------- the broker
-
-
-class Ear:
-    """A listener that writes down what it hears."""
-
-    def __init__(self) -> None:
-        self.heard: list[tuple[str, list[str]]] = []
-
-    def on_acked(self, rows: object) -> None:
-        self._note("acked", rows)
-
-    def on_nacked(self, rows: object) -> None:
-        self._note("nacked", rows)
-
-    def on_returned(self, returned: object) -> None:
-        assert isinstance(returned, list)
-        self.heard.append(("returned", [each.row.id for each in returned if isinstance(each, Returned)]))
-
-    def on_blocked(self, reason: str) -> None:
-        self.heard.append(("blocked", []))
-
-    def on_unblocked(self) -> None:
-        self.heard.append(("unblocked", []))
-
-    def on_writable(self) -> None:
-        self.heard.append(("writable", []))
-
-    def on_suspected(self, rows: object, error: str, *, alone: bool) -> None:
-        self._note("suspected", rows)
-
-    def on_passed(self, row: object) -> None:
-        self._note("passed", [row])
-
-    def on_refused(self, refusal: Rejection, lost: object) -> None:
-        self._note("refused", [refusal.row])
-
-    def on_closed(self, lost: object, closed: Closed, error: str) -> None:
-        self._note("closed", lost)
-
-    def _note(self, what: str, rows: object) -> None:
-        assert isinstance(rows, list)
-        self.heard.append((what, [row.id for row in rows if isinstance(row, Row)]))
-
-    def ids(self, what: str) -> list[str]:
-        return [each for name, ids in self.heard if name == what for each in ids]
-
-
-async def linked(bench: Bench, ear: Ear) -> FakeLink:
-    return await FakeBroker(bench.rabbit, "a", Process("a")).connect(ear, PayloadType.JSON)
-
-
-def rows_of(bench: Bench, count: int, event_type: str = "ok") -> list[Row]:
-    rows = []
-    for _ in range(count):
-        seq = len(bench.oracle.entries) + 1
-        row = Row(1, seq, f"m{seq}", event_type, aggregate_type="t", aggregate_id=f"k{seq}", payload=b"x")
-        bench.oracle.committed(Entry(row.id, seq, row.key, 1, event_type, 0, 0, False))
-        bench.oracle.granted["a", 1] = 1e18
-        rows.append(row)
-    return rows
-
-
-class RegisteringLink:
-    """A fake's link that tells the oracle of rows which nobody inserted."""
-
-    def __init__(self, bench: Bench, link: FakeLink) -> None:
-        self._bench = bench
-        self._link = link
-
-    @property
-    def in_flight(self) -> int:
-        return self._link.in_flight
-
-    def is_in_flight(self, message_id: str) -> bool:
-        return self._link.is_in_flight(message_id)
-
-    def publish(self, rows: Sequence[Row]) -> Publication:
-        for row in rows:
-            if row.id not in self._bench.oracle.entries:
-                self._bench.oracle.committed(Entry(row.id, row.seq, row.key, row.shard, row.event_type, 0, 0, False))
-        self._bench.oracle.granted["a", 0] = 1e18
-        return self._link.publish(rows)
-
-    def probe(self, row: Row) -> Publication:
-        return self._link.probe(row)
-
-    async def close(self) -> None:
-        await self._link.close()
-
-
-class FakePlace(Bench):
-    """`link_suite.Place` over the fake, whose pipe takes twenty rows."""
-
-    def __init__(self) -> None:
-        super().__init__(broker=BrokerOptions(pipe_rows=20))
-
-    async def connect(self, recorder: Recorder, *, routing_key: str = "{event_type}") -> Link:
-        link = await FakeBroker(self.rabbit, "a", Process("a")).connect(recorder, PayloadType.JSON)
-        return RegisteringLink(self, link)
-
-    async def arrived(self, count: int) -> Sequence[tuple[str, bytes, dict[str, Any]]]:
-        assert len(self.oracle.log) == count
-        return [(each.id, b"", {}) for each in self.oracle.log]
-
-
-@pytest.mark.parametrize("case", link_suite.LIVES, ids=lambda case: case.__name__)
-def test_link_suite(case: link_suite.Case) -> None:
-    async def main() -> None:
-        await case(FakePlace())
-
-    run_virtual(main)
-
-
-def test_every_row_gets_exactly_one_outcome() -> None:
-    async def main() -> None:
-        bench = Bench(broker=BrokerOptions(nacks=0.2, confirm=(0.001, 0.01), latency=(0.0, 0.01)))
-        ear = Ear()
-        link = await linked(bench, ear)
-        rows = rows_of(bench, 300)
-        for start in range(0, 300, 10):
-            assert link.publish(rows[start : start + 10]).taken == 10
-            await asyncio.sleep(0.001)
-        assert not ear.heard or link.in_flight < 300
-        await asyncio.sleep(5)
-        outcomes = ear.ids("acked") + ear.ids("nacked")
-        assert sorted(outcomes) == sorted(row.id for row in rows)
-        assert ear.ids("nacked")
-        assert outcomes != [row.id for row in rows], "confirms come in any order"
-        assert link.in_flight == 0
-
-    run_virtual(main)
-
-
-def test_returns_rejections_and_a_full_pipe() -> None:
-    async def main() -> None:
-        bench = Bench(broker=BrokerOptions(pipe_rows=4))
-        ear = Ear()
-        link = await linked(bench, ear)
-        bench.rabbit.route("nowhere", False)
-        bad, lost, good = rows_of(bench, 1, "invalid"), rows_of(bench, 2, "nowhere"), rows_of(bench, 5)
-        publication = link.publish(bad + lost + good)
-        assert publication.taken == 5
-        assert [each.row for each in publication.rejected] == bad
-        await asyncio.sleep(1)
-        assert ear.ids("returned") == [row.id for row in lost]
-        assert ("writable", []) in ear.heard
-        assert [each.id for each in bench.oracle.log] == [row.id for row in good[:2]]
-
-    run_virtual(main)
-
-
-def test_a_cut_delivers_a_prefix_without_confirms() -> None:
-    async def main() -> None:
-        prefixes: set[int] = set()
-        for _ in range(20):
-            bench = Bench()
-            bench.rabbit.random.seed(len(prefixes) * 7 + _)
-            ear = Ear()
-            link = await linked(bench, ear)
-            rows = rows_of(bench, 5)
-            link.publish(rows)
-            link.cut()
-            await asyncio.sleep(1)
-            assert ear.heard[-1] == ("closed", [row.id for row in rows])
-            delivered = [each.id for each in bench.oracle.log]
-            assert delivered == [row.id for row in rows[: len(delivered)]]
-            prefixes.add(len(delivered))
-        assert len(prefixes) > 2
-
-    run_virtual(main)
-
-
-def test_alarms_stop_the_link_and_silence_does_not() -> None:
-    async def main() -> None:
-        bench = Bench()
-        ear = Ear()
-        link = await linked(bench, ear)
-        rows = rows_of(bench, 6)
-        bench.rabbit.block(True)
-        assert link.publish(rows[:2]).taken == 2
-        await asyncio.sleep(1)
-        assert ear.heard == [("blocked", [])]
-        assert link.publish(rows[2:]).taken == 0
-        bench.rabbit.block(False)
-        await asyncio.sleep(1)
-        assert ear.ids("acked") == [row.id for row in rows[:2]]
-        bench.rabbit.mute(True)
-        assert link.publish(rows[2:]).taken == 4
-        await asyncio.sleep(100)
-        assert link.in_flight == 4
-        bench.rabbit.mute(False)
-        await asyncio.sleep(1)
-        assert link.in_flight == 0
-        bench.rabbit.go_down(1.0)
-        with pytest.raises(BrokerUnavailable):
-            await linked(bench, ear)
 
     run_virtual(main)

@@ -149,7 +149,9 @@ def test_l4_a_frozen_relay_writes_nothing_after_its_lease() -> None:
         await owns(world, first)
         await world.until(lambda: bool(world.rabbit.links), what="a link")
         world.rabbit.block(True)
-        await asyncio.sleep(0.01)
+        # By which it hears of the alarm.
+        world.add(None)
+        await asyncio.sleep(0.2)
         rows = world.add(None, 50)
         await passes(world, "page", when=brings(rows[0]))
         await asyncio.sleep(0.2)
