@@ -210,8 +210,22 @@ def _parted(rows: Sequence[Row], seqs: Iterable[int], into: list[Row]) -> list[R
     return [row for row in rows if row.seq not in chosen]
 
 
-def _addresses(rows: Sequence[Row]) -> tuple[list[object], list[int], list[str]]:
-    return [row.ctid for row in rows], [row.seq for row in rows], [row.id for row in rows]
+def _addresses(rows: Sequence[Row]) -> tuple[str, str, str]:
+    """ctids, seqs and ids as the texts of arrays: the driver takes three times as long over lists, looking at each element
+    twice, and the server is as quick with either."""
+    return (
+        '{"' + '","'.join([str(row.ctid) for row in rows]) + '"}',
+        "{" + ",".join([str(row.seq) for row in rows]) + "}",
+        text_array([row.id for row in rows]),
+    )
+
+
+def text_array(values: Sequence[str]) -> str:
+    """The text of an array of texts, of which there is at least one."""
+    text = '","'.join(values)
+    if "\\" in text or text.count('"') != 2 * (len(values) - 1):
+        text = '","'.join([value.replace("\\", "\\\\").replace('"', '\\"') for value in values])
+    return f'{{"{text}"}}'
 
 
 def _identities(rows: Sequence[Row]) -> tuple[list[str], list[int]]:

@@ -67,6 +67,10 @@ class Exchanges:
         self._refused: dict[str, tuple[float, str]] = {}
         self._asked: dict[str, asyncio.Task[None]] = {}
 
+    def is_known(self, name: str) -> bool:
+        """Whether it exists; asks nobody."""
+        return name in self._known
+
     def verdict(self, name: str) -> bool | str:
         """True: it exists. A text: the broker's refusal. False: not known yet, `on_answer` will follow."""
         if name in self._known:

@@ -13,13 +13,13 @@ Invariants:
   W4  A broker that settles what is not in flight, or returns what it was never given, is not believed:
       `ProtocolViolation`; what is still in the window then counts as unconfirmed.
 
-`multiple` costs what it settles: each tag is stepped over once in the life of the channel.
+`multiple` costs what it settles: each tag is stepped over once or twice in the life of the channel.
 It does not know channels or sockets, and does not decide what an outcome leads to.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 from relay.core.ports import Returned
 from relay.errors import BrokerError
@@ -36,38 +36,37 @@ class ProtocolViolation(BrokerError):
 
 
 class Window:
-    """Rows in flight on one channel, by delivery tag."""
+    """Rows in flight on one channel, in the order of their delivery tags."""
 
-    __slots__ = ("_ids", "_last", "_low", "_returned", "_rows")
+    __slots__ = ("_below", "_head", "_ids", "_ids_last", "_in_flight", "_returned", "_rows")
 
     def __init__(self) -> None:
-        self._rows: dict[int, Row] = {}
-        self._ids: dict[str, int] = {}
+        # `_rows[i]` has tag `_below + 1 + i`; settled ones are None. All before `_head` are: they are cut off in bulk.
+        self._rows: list[Row | None] = []
+        self._below = 0
+        self._head = 0
+        self._in_flight = 0
         self._returned: dict[int, Returned] = {}
-        self._last = 0
-        # Every tag below is settled: where the next `multiple` begins.
-        self._low = 1
+        # Tags by message id, as of the tag `_ids_last`; settled ones may be among them.
+        self._ids: dict[str, int] = {}
+        self._ids_last = 0
 
     def __len__(self) -> int:
-        return len(self._rows)
+        return self._in_flight
 
     @property
     def last_tag(self) -> int:
         """The tag given last; 0 before the first."""
-        return self._last
+        return self._below + len(self._rows)
 
     def is_in_flight(self, message_id: str) -> bool:
-        return message_id in self._ids
+        """Costs a look at the whole window for the first question after an `add`."""
+        return self._tag_of(message_id) is not None
 
-    def add(self, rows: Iterable[Row]) -> None:
-        """These rows are about to be published, in this order; each gets the next tag."""
-        in_flight, ids, tag = self._rows, self._ids, self._last
-        for row in rows:
-            tag += 1
-            assert row.id not in ids, "a row is in flight at most once per channel (W2)"
-            in_flight[tag] = row
-            ids[row.id] = tag
-        self._last = tag
+    def add(self, rows: Sequence[Row]) -> None:
+        """These rows are about to be published, in this order; each gets the next tag. None of their ids is in flight (W2)."""
+        self._rows += rows
+        self._in_flight += len(rows)
 
     def ack(self, tag: int, multiple: bool = False) -> Settled:
         """The broker took the message of this tag, or (`multiple`) all up to it; tag 0 then means all so far.
@@ -75,15 +74,20 @@ class Window:
         Returns the rows that are settled by it as (delivered, returned): an ack after a return is not
         delivery. Raises ProtocolViolation when a tag was never given or nothing up to it is in flight.
         """
-        if not multiple:
-            row = self._rows.pop(tag, None)
-            if row is None:
-                raise ProtocolViolation(f"the broker confirmed delivery tag {tag}, which is not in flight")
-            del self._ids[row.id]
-            if self._returned and (returned := self._returned.pop(tag, None)) is not None:
-                return [], [returned]
-            return [row], _NOTHING_RETURNED
-        return self._multiple(tag or self._last)
+        if multiple:
+            return self._multiple(tag or self.last_tag)
+        rows = self._rows
+        at = tag - self._below - 1
+        row = rows[at] if 0 <= at < len(rows) else None
+        if row is None:
+            raise ProtocolViolation(f"the broker confirmed delivery tag {tag}, which is not in flight")
+        rows[at] = None
+        self._in_flight -= 1
+        if at == self._head:
+            self._advance(at + 1)
+        if self._returned and (returned := self._returned.pop(tag, None)) is not None:
+            return [], [returned]
+        return [row], _NOTHING_RETURNED
 
     def nack(self, tag: int, multiple: bool = False) -> Settled:
         """The broker could not take the message; else as `ack`. A row that was returned stays returned."""
@@ -91,51 +95,64 @@ class Window:
 
     def mark_returned(self, message_id: str, error: str, exchange: str, routing_key: str) -> None:
         """`basic.return`: the message reached no queue; its confirm follows. Raises ProtocolViolation."""
-        tag = self._ids.get(message_id)
+        tag = self._tag_of(message_id)
         if tag is None:
             raise ProtocolViolation(f"the broker returned message {message_id!r}, which is not in flight")
-        self._returned[tag] = Returned(self._rows[tag], error, exchange, routing_key)
+        row = self._rows[tag - self._below - 1]
+        assert row is not None, "looked up just now"
+        self._returned[tag] = Returned(row, error, exchange, routing_key)
 
     def rows(self) -> Sequence[Row]:
         """The rows without an outcome, in publish order."""
-        return list(self._rows.values())
+        return [row for row in self._rows if row is not None]
 
     def drain(self) -> Sequence[Row]:
         """The channel is gone: the rows without an outcome, in publish order. The window is then empty."""
-        rows = list(self._rows.values())
+        rows = self.rows()
+        self._below = self.last_tag
         self._rows.clear()
+        self._head = self._in_flight = 0
         self._ids.clear()
         self._returned.clear()
-        self._low = self._last + 1
         return rows
 
     def _multiple(self, tag: int) -> Settled:
-        if tag > self._last:
-            raise ProtocolViolation(
-                f"the broker confirmed all up to delivery tag {tag}; the last one given is {self._last}"
-            )
-        rows, ids = self._rows, self._ids
-        settled: list[Row] = []
-        returned = _NOTHING_RETURNED
-        take = rows.pop
-        if self._returned:
-            returned = []
-            for each in range(self._low, tag + 1):
-                row = take(each, None)
-                if row is not None:
-                    del ids[row.id]
-                    sent_back = self._returned.pop(each, None)
-                    if sent_back is None:
-                        settled.append(row)
-                    else:
-                        returned.append(sent_back)
-        else:
-            for each in range(self._low, tag + 1):
-                row = take(each, None)
-                if row is not None:
-                    del ids[row.id]
-                    settled.append(row)
-        if not settled and not returned:
+        last = self.last_tag
+        if tag > last:
+            raise ProtocolViolation(f"the broker confirmed all up to delivery tag {tag}; the last one given is {last}")
+        head, end = self._head, tag - self._below
+        settled = [row for row in self._rows[head:end] if row is not None] if end > head else []
+        if not settled:
             raise ProtocolViolation(f"the broker confirmed all up to delivery tag {tag}, of which none is in flight")
-        self._low = tag + 1
+        self._in_flight -= len(settled)
+        returned = _NOTHING_RETURNED
+        if self._returned:
+            tags = [each for each in self._returned if each <= tag]
+            returned = [self._returned.pop(each) for each in sorted(tags)]
+            sent_back = {back.row for back in returned}
+            settled = [row for row in settled if row not in sent_back]
+        self._rows[head:end] = [None] * (end - head)
+        self._advance(end)
         return settled, returned
+
+    def _advance(self, head: int) -> None:
+        """All before `head` are settled, and so may be some behind it."""
+        rows = self._rows
+        while head < len(rows) and rows[head] is None:
+            head += 1
+        if 2 * head > len(rows):
+            # Each row is moved once for as many that were settled.
+            del rows[:head]
+            self._below += head
+            head = 0
+        self._head = head
+
+    def _tag_of(self, message_id: str) -> int | None:
+        if self._ids_last != self.last_tag:
+            # Asked for a return, which is rare: kept up with every row it would cost more than all else here.
+            self._ids_last = self.last_tag
+            self._ids = {row.id: tag for tag, row in enumerate(self._rows, self._below + 1) if row is not None}
+            assert len(self._ids) == self._in_flight, "a row is in flight at most once per channel (W2)"
+        tag = self._ids.get(message_id)
+        # Settled since?
+        return tag if tag is not None and tag > self._below and self._rows[tag - self._below - 1] is not None else None

@@ -1,10 +1,10 @@
 -- Purpose: the read-ahead followers of a row that was set back become held, unconditionally (H1); which were unchanged.
--- Values:  $1 ctids, $2 seqs, $3 ids.
+-- Values:  $1 ctids, $2 seqs, $3 ids, each as an array's text.
 -- Locks:   FOR NO KEY UPDATE SKIP LOCKED on the rows.
 -- Index:   none, by address: a miss means that somebody changed the row, or keeps it locked: unchanged.sql tells (S2).
 -- Caller:  relay/settling.py.
 WITH t AS (
-        SELECT o.ctid AS c, o.seq FROM unnest($1::tid[], $2::bigint[], $3::text[]) k(c, seq, id)
+        SELECT o.ctid AS c, o.seq FROM unnest($1::text::tid[], $2::text::bigint[], $3::text::text[]) k(c, seq, id)
           JOIN {table} o ON o.ctid = k.c
          WHERE o.seq = k.seq AND o.id = k.id AND o.sent_at IS NULL
            FOR NO KEY UPDATE OF o SKIP LOCKED),

@@ -1,5 +1,5 @@
 -- Purpose: mark sent rows where they were last seen (S2); which were found. Columns that keep their value do not stand in the way of a HOT update.
--- Values:  $1 ctids, $2 seqs, $3 ids.
+-- Values:  $1 ctids, $2 seqs, $3 ids, each as an array's text.
 -- Locks:   those of the update alone. A row that anybody has locked, or had (xmax), is not found here: mark_by_id.sql skips
 --          it while it is. Locking all of them first (FOR NO KEY UPDATE SKIP LOCKED) cost a third more CPU and twice the
 --          WAL; what is left is a lock taken between our look at a row and its update, and that waits for lock_timeout at most.
@@ -9,7 +9,7 @@
 -- Caller:  relay/settling.py.
 WITH u AS (
         UPDATE {table} o SET sent_at = clock_timestamp(), aside = NULL, holds = NULL, due_at = NULL
-         FROM unnest($1::tid[], $2::bigint[], $3::text[]) k(c, seq, id)
+         FROM unnest($1::text::tid[], $2::text::bigint[], $3::text::text[]) k(c, seq, id)
          WHERE o.ctid = k.c AND o.seq = k.seq AND o.id = k.id AND o.sent_at IS NULL AND o.holds IS NULL AND o.xmax = '0'::xid
         RETURNING o.seq)
 SELECT array_agg(u.seq) AS seqs FROM u

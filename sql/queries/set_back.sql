@@ -1,12 +1,12 @@
 -- Purpose: failed rows become deferred or parked, with what is known of the failure (H1); which were unchanged.
--- Values:  $1 ctids, $2 seqs, $3 ids, $4 aside, $5 holds, $6 delays in seconds, $7 attempts, $8 reasons, $9 errors,
+-- Values:  $1 ctids, $2 seqs, $3 ids, each as an array's text, $4 aside, $5 holds, $6 delays in seconds, $7 attempts, $8 reasons, $9 errors,
 --          $10 exchanges, $11 routing keys, $12 relay's name, $13 its version.
 -- Locks:   FOR NO KEY UPDATE SKIP LOCKED on the rows.
 -- Index:   none, by address: a miss means that somebody changed the row, or keeps it locked: unchanged.sql tells (S2).
 -- Caller:  relay/settling.py.
 WITH t AS (
         SELECT o.ctid AS c, k.*, clock_timestamp() AS failed_at
-          FROM unnest($1::tid[], $2::bigint[], $3::text[], $4::text[], $5::bool[], $6::float8[], $7::int[],
+          FROM unnest($1::text::tid[], $2::text::bigint[], $3::text::text[], $4::text[], $5::bool[], $6::float8[], $7::int[],
                 $8::text[], $9::text[], $10::text[], $11::text[])
                 k(k_ctid, seq, id, aside, holds, delay_s, attempts, reason, error, exchange, routing_key)
           JOIN {table} o ON o.ctid = k.k_ctid

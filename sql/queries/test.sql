@@ -1,12 +1,12 @@
 -- Purpose: rows that may have a blocker: those that do become held (H2), those that do not come back, and need no lock
 --          for it. Under the shards' locks, after the settlement's other changes.
--- Values:  $1 ctids, $2 seqs, $3 ids.
+-- Values:  $1 ctids, $2 seqs, $3 ids, each as an array's text.
 -- Locks:   FOR NO KEY UPDATE SKIP LOCKED on the rows that become held.
 -- Index:   by address, then {aside_key_index} once a row; keys are compared by value.
 -- Caller:  relay/settling.py.
 WITH t AS MATERIALIZED (
         SELECT o.ctid AS c, o.seq, {blocker} AS is_blocked
-          FROM unnest($1::tid[], $2::bigint[], $3::text[]) k(c, seq, id)
+          FROM unnest($1::text::tid[], $2::text::bigint[], $3::text::text[]) k(c, seq, id)
           JOIN {table} o ON o.ctid = k.c
          WHERE o.seq = k.seq AND o.id = k.id AND o.sent_at IS NULL),
      l AS (

@@ -92,8 +92,9 @@ def test_a_return_of_what_is_not_in_flight_is_a_violation() -> None:
 
 def test_a_message_id_is_in_flight_once() -> None:
     window, _ = filled(1)
+    window.add([make_row(1)])
     with pytest.raises(AssertionError):
-        window.add([make_row(1)])
+        window.is_in_flight("id-1")
 
 
 def test_tags_go_on_after_everything_was_settled() -> None:

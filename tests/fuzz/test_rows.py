@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from relay.errors import MessageInvalid
 from relay.message import PayloadType, Row
-from tests.core.test_encode import NOW, Message, encoder
+from tests.core.test_encode import NOW, Message, encoder, in_run
 
 CLASSES = {"invalid", "too_large", "expired"}
 """What a row that is not sent can be called (docs/schema.md)."""
@@ -111,8 +111,10 @@ def look(row: Row, chosen: dict[str, Any]) -> None:
     if refusal is not None:
         assert refusal.failure_class in CLASSES
         assert refusal.message
+        assert in_run(one, row) is None
         return
     assert one.encode(row, lambda: NOW) == (exchange, data), "the same from the cache"
+    assert in_run(one, row) in (data, None), "the same among others, or not there"
     message = Message(data, frame_max=FRAME_MAX)
     assert message.exchange == exchange
     assert message.properties["message_id"] == row.id

@@ -17,6 +17,7 @@ from relay.errors import (
 from relay.message import Aside, Key, Row
 from relay.outbox_sql import texts
 from relay.sessions import Group
+from relay.settling import text_array
 from tests.integration.relay import ALL, Relay, deferred, insert, parked, states
 
 # ---------------------------------------------------------------- settling what was sent
@@ -515,3 +516,24 @@ def _nodes(plan: dict[str, Any]) -> Iterable[dict[str, Any]]:
     yield plan
     for child in plan.get("Plans", ()):
         yield from _nodes(child)
+
+
+async def test_any_id_survives_the_text_of_an_array(database: asyncpg.Connection[asyncpg.Record]) -> None:
+    ids = [
+        "plain",
+        "",
+        " ",
+        "NULL",
+        "null",
+        "{}",
+        "a,b",
+        'quo"te',
+        "back\\slash",
+        '\\"',
+        "\n\t",
+        "ключ",
+        "{a,{b}}",
+        '"',
+    ]
+    for some in (ids, ids[:1], ids[1:2], ["\\"], ['"']):
+        assert await database.fetchval("SELECT $1::text::text[]", text_array(some)) == some

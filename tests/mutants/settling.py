@@ -51,7 +51,7 @@ MUTANTS = (
         (
             edit(
                 "relay.core.window:Window.mark_returned",
-                ("self._returned[tag] = Returned(self._rows[tag], error, exchange, routing_key)", "pass"),
+                ("self._returned[tag] = Returned(row, error, exchange, routing_key)", "pass"),
             ),
         ),
     ),
