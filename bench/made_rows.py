@@ -19,7 +19,7 @@ def made_rows(
             seq,
             f"01K0ORDERCREATED{seq:010d}",
             "order.created",
-            ctid=(seq // 8, seq % 8 + 1),
+            ctid=f"({seq // 8},{seq % 8 + 1})",
             aggregate_type="order",
             aggregate_id=str(seq % keys),
             payload=PAYLOAD,

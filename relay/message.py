@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any, Final
 if TYPE_CHECKING:
     from relay.core.chains import Chain
 
-Ctid = tuple[int, int]
-"""A heap address (block, offset); a hint only, a row's identity is `seq` and `id`."""
+Ctid = str
+"""A heap address as PostgreSQL writes it, "(block,offset)"; a hint only, a row's identity is `seq` and `id`."""
 
 Key = tuple[str, str]
 """The ordering key: (aggregate_type or "", aggregate_id)."""

@@ -284,11 +284,10 @@ class Reader:
         """Rows as read from the table: those before their time go aside as scheduled (H6). `known_until`: for rows that
         their query found free, the last settlement that it saw."""
         engine = self._engine
-        scheduled: list[Row] = []
-        if any(row.rare for row in rows):
-            now = engine.database_time.now()
-            scheduled = [row for row in rows if row.rare and row.rare.get("available_at", now) > now]
+        scheduled = [row for row in rows if row.rare is not None and "available_at" in row.rare]
         if scheduled:
+            now = engine.database_time.now()
+            scheduled = [row for row in scheduled if row.rare is not None and row.rare["available_at"] > now]
             early = set(scheduled)
             rows = [row for row in rows if row not in early]
             engine.decisions.scheduled.extend(row for row in scheduled if engine.chains.admit_scheduled(row))

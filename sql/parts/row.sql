@@ -3,7 +3,7 @@
 --          {inline} bytes stays behind, and then `size` says how large; else `size` is null. `rare` is one JSON text,
 --          null where every seldom used column has its default.
 -- Values:  {body} the payload as bytes, {large} its size, for the payload's type; {inline} a parameter or number.
-o.ctid, o.seq, o.id, o.event_type, o.aggregate_type, o.aggregate_id,
+o.ctid::text, o.seq, o.id, o.event_type, o.aggregate_type, o.aggregate_id,
 CASE WHEN {large} > {inline} THEN NULL ELSE {body} END AS body,
 CASE WHEN {large} > {inline} THEN {large} END AS size,
 date_part('epoch', coalesce(o.occurred_at, o.created_at)) AS occurred_at,

@@ -279,7 +279,7 @@ class TestedBroker:
 
 
 def make_row(seq: int, key: str | None = "k", *, shard: int = 0, **columns: Any) -> Row:
-    return Row(shard, seq, f"m{seq}", "ok", ctid=(0, seq), aggregate_id=key, created_at=0.0, **columns)
+    return Row(shard, seq, f"m{seq}", "ok", ctid=f"(0,{seq})", aggregate_id=key, created_at=0.0, **columns)
 
 
 def renewal(

@@ -413,12 +413,12 @@ async def test_a_sent_row_that_was_aside_frees_its_key_whatever_memory_says(
     await insert(database, *"aab")
     one, two, other = await relay.read()
     await relay.settle(relay.settlement(setbacks=[deferred(one)], followers=[two]))
-    ctid = await database.fetchval("SELECT ctid FROM outbox WHERE seq = 1")
+    ctid = await database.fetchval("SELECT ctid::text FROM outbox WHERE seq = 1")
     assert one.aside is None
     one.ctid = ctid if marks_sent else None
     settled = await relay.settle(relay.settlement(sent=[one, other]))
     assert settled.promoted == {two.shard}
-    assert settled.moved == {2: await database.fetchval("SELECT ctid FROM outbox WHERE seq = 2")}
+    assert settled.moved == {2: await database.fetchval("SELECT ctid::text FROM outbox WHERE seq = 2")}
     assert (await states(database))[-1 if not marks_sent else 1] == "deferred+"
 
 

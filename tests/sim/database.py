@@ -289,7 +289,7 @@ class Database:
 
     def new_ctid(self) -> Ctid:
         self._ctids += 1
-        return self._ctids // 60, self._ctids % 60 + 1
+        return f"({self._ctids // 60},{self._ctids % 60 + 1})"
 
     def updated(self, row: DbRow, **changes: object) -> DbRow:
         """A new version of the row (at a new address), stored."""
