@@ -15,6 +15,7 @@ Does not do: reading, remembering rows (`chains.py`).
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 
 from relay.core.ports import Check, Page, PageRequest
@@ -223,17 +224,11 @@ class Reading:
         """Take a page: move cursors, strike the ended; returns the rows that are news (R4)."""
         assert self._outstanding is request, "this page was not asked for, or is void"
         self._outstanding = None
-        counts: dict[int, int] = {}
-        last: dict[int, int] = {}
+        counts = Counter([row.shard for row in page.rows])
+        last = {row.shard: row.seq for row in page.rows}
         settled = self._settled_since
         dropped = self._forgotten_since
-        rows: list[Row] = []
-        for row in page.rows:
-            shard = row.shard
-            counts[shard] = counts.get(shard, 0) + 1
-            last[shard] = row.seq
-            if row.seq not in settled and shard not in dropped:
-                rows.append(row)
+        rows = [row for row in page.rows if row.seq not in settled and row.shard not in dropped]
         ended = set(page.ended)
         low = min(
             (low for number, low in zip(request.numbers, request.lows, strict=True) if number in ended), default=None
@@ -249,7 +244,7 @@ class Reading:
             else:
                 self._cut.discard(shard)
                 end = request.last_seq
-            if counts.get(shard, 0) >= request.limit:
+            if counts[shard] >= request.limit:
                 end = min(end, last[shard])
             self._cursors[shard] = end
         for writer in self._writers.values():

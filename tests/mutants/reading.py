@@ -92,7 +92,7 @@ MUTANTS = (
     Mutant(
         "r4_page",
         "R4: a page's rows that were settled since it was sent are taken",
-        (edit(_ON_PAGE, ("if row.seq not in settled and shard not in dropped:", "if shard not in dropped:")),),
+        (edit(_ON_PAGE, ("if row.seq not in settled and row.shard not in dropped", "if row.shard not in dropped")),),
     ),
     Mutant(
         "r4_due",
