@@ -27,6 +27,7 @@ from relay.http import Readiness
 from relay.inbox.breaker import Breaker
 from relay.inbox.copies import Copy, Origin, parked_copy, retry_copy
 from relay.inbox.faults import classify
+from relay.inbox.intake import Intake
 from relay.inbox.message import Message, attempts_so_far, read
 from relay.inbox.metrics import InboxMetrics
 from relay.inbox.outcome import Failure, Outcome, Park, Permanent, Retry
@@ -174,14 +175,19 @@ class Hand(ABC):
                 channel.closing.add_done_callback(lambda _: self._life.end("the channel was closed"))
                 channel.on_consumer_cancel_callbacks.add(self._on_cancel)
                 await channel.basic_qos(prefetch_count=self._settings.prefetch)
-                self._tag = (await channel.basic_consume(self._shared.queue, self._receive)).consumer_tag
+                Intake(channel, self._receive).attach()
+                self._tag = (await channel.basic_consume(self._shared.queue, self._receive_slowly)).consumer_tag
         except (aiormq.AMQPError, RuntimeError, OSError, TimeoutError) as error:
             raise BrokerUnavailable(
                 f"cannot consume {self._shared.queue}: {str(error) or 'no answer in time'}"
             ) from error
         self._channel = channel
 
-    async def _receive(self, delivery: DeliveredMessage) -> None:
+    async def _receive_slowly(self, delivery: DeliveredMessage) -> None:
+        """What aiormq brings by itself: nothing, as long as the intake sees its frames."""
+        self._receive(delivery)
+
+    def _receive(self, delivery: DeliveredMessage) -> None:
         self._in_hand += 1
         self._metrics.unacked_messages += 1
         self._hand.put_nowait(delivery)
