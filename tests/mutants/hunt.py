@@ -17,22 +17,12 @@ MUTANTS: tuple[Mutant, ...] = (*reading.MUTANTS, *aside.MUTANTS, *leases.MUTANTS
 
 ELUSIVE: frozenset[str] = frozenset(
     {
-        "h3_next_owner",
-        "h3_owed",
         "h4_followers_cursor",
         "h4_followers_newcomer",
-        "h4_followers_void",
-        "l2_skip",
-        "l5_in_flight",
         "o2_created_at",
         "o2_no_shard_lock",
-        "p1_late_low",
-        "p3_orphans",
-        "r5_identity",
-        "r5_lowering",
         "s2_parks_by_seq",
         "s4_holds_nobody",
-        "wake_after_read",
     }
 )
 """No random history is known yet to find these (how many were tried: tests/sim/results): `make mutants` tries them like the

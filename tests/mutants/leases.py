@@ -10,13 +10,15 @@ MUTANTS = (
         "L2 skip: one locked shard row makes the renewal of all wait",
         (
             edit(
-                "tests.sim.outbox:FakeOutbox._renew",
+                "tests.sim.outbox:FakeOutbox.renew",
                 (
-                    "    renewed = set()\n",
-                    "    renewed = set()\n"
-                    "    if any(number in database.exclusive for number in held):\n"
-                    "        raise DatabaseRefused('canceling statement due to lock timeout')\n",
+                    "    pid = self._keeper_pid()\n",
+                    "    pid = self._keeper_pid()\n\n"
+                    "    def waiting():\n"
+                    "        yield from self._await_unlocked(held)\n"
+                    "        return self._renew(dict(held), available, pid)\n\n",
                 ),
+                ("at_once(lambda: self._renew(dict(held), available, pid))", "waiting()"),
             ),
         ),
     ),

@@ -7,11 +7,12 @@ import random
 
 from relay.message import Aside
 
-from .database import Transaction, TransactionGone
-from .weather import Climate, source
+from .climate import Climate, source
+from .database import DbRow, Transaction, TransactionGone
 from .world import World
 
-KEYS = 8
+PATIENCE_S = 5.0
+"""In a history in which nothing fails, and rows are rare, each is delivered so soon."""
 
 
 class Actors:
@@ -21,7 +22,7 @@ class Actors:
         self._world = world
         self._climate = climate
         self._end = end
-        self._guards = [asyncio.Lock() for _ in range(KEYS // 2)]
+        self._guards = [asyncio.Lock() for _ in range(climate.keys // 2)]
 
     @property
     def _is_over(self) -> bool:
@@ -33,23 +34,28 @@ class Actors:
         """Transactions of one writer: so many a second."""
         rng = source(self._world.seed, f"writer {number}")
         while not self._is_over:
-            await asyncio.sleep(rng.expovariate(rate))
+            await asyncio.sleep(_lull(rng) if self._climate.has_lulls else rng.expovariate(rate))
             try:
                 await self._transaction(rng, self._world.begin())
             except TransactionGone:
                 await asyncio.sleep(0.05)
 
     async def _transaction(self, rng: random.Random, transaction: Transaction) -> None:
-        key = rng.randrange(KEYS)
-        if self._climate.is_hot and rng.random() < 0.7:
+        climate = self._climate
+        key = rng.randrange(climate.keys)
+        if climate.is_hot and rng.random() < 0.7:
             key = 0
-        if key < len(self._guards):
+        if key < len(self._guards) and climate.is_guarded:
             # The usual business case: writers of a key are serialised by a row that they lock.
             async with self._guards[key]:
-                await self._insert_some(rng, transaction, [f"k{key}"])
+                await self._insert_some(rng, transaction, [self._name(key)])
         else:
-            other = rng.randrange(len(self._guards), KEYS)
-            await self._insert_some(rng, transaction, [f"k{key}", f"k{other}", None])
+            other = rng.randrange(len(self._guards), climate.keys)
+            await self._insert_some(rng, transaction, [self._name(key), self._name(other), None])
+
+    def _name(self, key: int) -> str:
+        life_s = self._climate.key_life_s
+        return f"k{key}" if life_s is None else f"k{key}.{int(self._world.loop.time() / life_s)}"
 
     async def _insert_some(self, rng: random.Random, transaction: Transaction, keys: list[str | None]) -> None:
         database = self._world.database
@@ -57,14 +63,17 @@ class Actors:
             await self._insert(rng, transaction, rng.choice(keys))
             if rng.random() < 0.4:
                 await asyncio.sleep(rng.choice([0.0, 0.002, 0.02]))
-        if rng.random() < 0.05:
-            await asyncio.sleep(rng.uniform(0.5, 3.0))
+        if rng.random() < self._climate.open_share:
+            await asyncio.sleep(rng.choice([0.1, 0.5, 1.0, 3.0]) * rng.random())
         if rng.random() < 0.1 and transaction.xid is not None and not transaction.rings:
             database.prepare(transaction)
             await asyncio.sleep(rng.choice([0.001, 0.1, 1.0]))
             while not database.is_up:
                 await asyncio.sleep(0.1)
-        database.end(transaction, commit=rng.random() < 0.85, release=False)
+        does_commit = rng.random() < 0.85
+        database.end(transaction, commit=does_commit, release=False)
+        if does_commit and transaction.rows and rng.random() < self._climate.grip_share:
+            self._lock(rng, rng.choice(transaction.rows).id)
 
     async def _insert(self, rng: random.Random, transaction: Transaction, key: str | None) -> None:
         world, database = self._world, self._world.database
@@ -96,6 +105,21 @@ class Actors:
             columns["available_in_s"] = rng.choice([-1.0, 0.01, 0.5, 2.0])
         return columns
 
+    async def expect(self) -> None:
+        """Where nothing fails every row arrives soon, whatever comes after it: a ring that was lost shows."""
+        world = self._world
+        waiting: dict[str, float] = {}
+        while not self._is_over:
+            await asyncio.sleep(0.5)
+            now = world.loop.time()
+            entries = world.oracle.entries
+            due = [id_ for id_, entry in entries.items() if not entry.copies and not entry.is_scheduled]
+            waiting = {id_: waiting.get(id_, now) for id_ in due}
+            for id_, since in waiting.items():
+                if now - since > PATIENCE_S:
+                    world.oracle.blame(f"liveness: nothing failed, and {id_} waits for {now - since:.1f} s")
+            world.oracle.check(world.seed)
+
     # -------------------------------------------------------- applications and the operator
 
     async def apply(self) -> None:
@@ -104,22 +128,29 @@ class Actors:
         rng = source(self._world.seed, "application")
         while not self._is_over:
             await asyncio.sleep(rng.expovariate(self._climate.application_rate))
-            pending = database.unsent()
-            if not pending or not database.is_up:
-                continue
-            row = rng.choice(pending)
-            if row.id in database.row_locks or row.id in database.unmarkable:
+            row = self._some_row(rng) if database.is_up else None
+            if row is None or row.id in database.row_locks or row.id in database.unmarkable:
                 continue
             roll = rng.random()
             if roll < 0.4:
                 database.updated(row)
                 database.commit(synchronous=database.options.others_synchronous)
             elif roll < 0.85 or row.aside is Aside.PARKED:
-                database.row_locks.add(row.id)
-                await asyncio.sleep(rng.choice([0.01, 0.2, 3.0]))
-                database.row_locks.discard(row.id)
+                self._lock(rng, row.id)
             else:
                 database.unmarkable.add(row.id)
+
+    def _lock(self, rng: random.Random, id_: str) -> None:
+        locks = self._world.database.row_locks
+        locks.add(id_)
+        self._world.loop.call_later(rng.choice([0.01, 0.2, 3.0]), locks.discard, id_)
+
+    def _some_row(self, rng: random.Random) -> DbRow | None:
+        unsent = self._world.database.unsent()
+        if rng.random() < self._climate.meddling:
+            troubled = {row.key for row in unsent if row.aside is not None and row.key is not None}
+            unsent = [row for row in unsent if row.key in troubled]
+        return rng.choice(unsent) if unsent else None
 
     async def operate(self) -> None:
         """Redrives and discards what is parked; ends faults once their trigger is mended, or before."""
@@ -141,3 +172,8 @@ class Actors:
                 act = "redrive" if rng.random() < 0.75 else "discard"
                 hold_s = rng.choice([0.0, 0.0, 0.01, 0.5])
                 await world.operate(act, [row.id for row in some], hold_lock_s=hold_s)
+
+
+def _lull(rng: random.Random) -> float:
+    """Until the next row: at once, about when the relay arms the doorbell (a tenth of a second of silence), or long."""
+    return rng.choice([rng.uniform(0.0, 0.01), rng.uniform(0.09, 0.2), rng.uniform(0.09, 0.2), rng.uniform(1.0, 4.0)])

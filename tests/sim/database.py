@@ -178,6 +178,8 @@ class Database:
         self.transactions: dict[str, Transaction] = {}
         self.running: set[int] = set()
         self.sessions: set[Session] = set()
+        self._alive: set[int | None] = set()
+        """Their pids."""
         self.row_locks: set[str] = set()
         self.unmarkable: set[str] = set()
         """Ids of rows whose every change a trigger refuses."""
@@ -531,18 +533,20 @@ class Database:
         self._deaf.discard(instance)
         session = Session(self._pids, instance, on_gone)
         self.sessions.add(session)
+        self._alive.add(session.pid)
         return session
 
     def end_session(self, session: Session) -> None:
         session.is_alive = False
         self.sessions.discard(session)
+        self._alive.discard(session.pid)
         self.listeners.pop(session, None)
         if self.bell_owner is session:
             self.bell_owner = None
         self.bell_waiters.discard(session)
 
     def is_pid_alive(self, pid: int | None) -> bool:
-        return any(session.pid == pid for session in self.sessions)
+        return pid in self._alive
 
     def terminate(self, session: Session, why: str) -> None:
         """The server ends a session (pg_terminate_backend, a timeout): its client hears of it."""

@@ -6,13 +6,34 @@ import asyncio
 import random
 from collections.abc import Awaitable, Callable, Collection
 
-from relay.core.ports import Closed
+from relay.core.ports import Closed, Due, Page, Settlement
+from relay.message import Row
 
+from .climate import Climate, source
 from .loop import Life
-from .weather import Climate, source
+from .wire import Call
 from .world import Relay, World
 
 Fault = Callable[[random.Random], Awaitable[None]]
+
+STEPS = (
+    ("settle", "before"),
+    ("settle", "between"),
+    ("settle", "after"),
+    ("settle", "after"),
+    ("settle", "after"),
+    ("page", "after"),
+    ("due", "after"),
+    ("followers", "after"),
+    ("claim", "after"),
+    ("renew", "after"),
+    ("release", "before"),
+    ("discard_parked", "between"),
+)
+"""Statements of a relay, and when something happens to them: before they act, in the middle, or before their answer."""
+
+AMBUSH_S = 1.0
+"""So long an ambush waits for its statement."""
 
 
 class Faults:
@@ -34,8 +55,10 @@ class Faults:
         world = self._world
         rng = source(world.seed, "faults")
         sure = self._climate.sure_faults
-        chosen = [*sure, *rng.sample([name for name in self.names() if name not in sure], rng.randint(1, 6))]
-        rate = rng.choice([0.3, 1.0, 3.0])
+        others = [name for name in self.names() if name not in sure]
+        others_max = self._climate.other_faults_max
+        chosen = [*sure, *rng.sample(others, rng.randint(0 if sure else 1, max(0 if sure else 1, others_max)))]
+        rate = rng.choice(self._climate.fault_rates)
         sources = {name: source(world.seed, name) for name in chosen}
         while True:
             await asyncio.sleep(rng.expovariate(rate))
@@ -103,6 +126,73 @@ class Faults:
                     relay.thaw()
 
             self._later(rng.choice([0.05, 1.0, 4.0, 9.0]), thaw)
+
+    # -------------------------------------------------------- at a step of a statement
+
+    async def _do_ambush(self, rng: random.Random) -> None:
+        """Something happens just when a statement begins, is half done, or has acted and not been answered."""
+        world = self._world
+        relay = self._some(rng)
+        if relay is None:
+            return
+        name, at = rng.choice(STEPS)
+        stop = world.stop_at(name, at=at, relay=relay, when=_decides if rng.random() < 0.7 else None)
+        try:
+            call = await stop.reached(AMBUSH_S)
+        except TimeoutError:
+            world.network.stops.remove(stop)
+            return
+        world.history.note("world", "AMBUSHES", f"{name} of {relay.name}, {at} it acts")
+        act: Callable[[random.Random, Relay, Call], Awaitable[None]] = rng.choice(
+            [
+                self._lose_answer,
+                self._lose_answer,
+                self._lose_answer,
+                self._touch,
+                self._touch,
+                self._hold_up,
+                self._kill,
+                self._unseat_owner,
+            ]
+        )
+        await act(rng, relay, call)
+        stop.resume()
+        self._top_up()
+
+    async def _kill(self, rng: random.Random, relay: Relay, call: Call) -> None:
+        self._world.kill_noticed = (0.0, rng.choice([0.0, 0.03]))
+        relay.kill()
+
+    async def _lose_answer(self, rng: random.Random, relay: Relay, call: Call) -> None:
+        relay.outbox.cut(rng.choice([0.0, 0.1, 1.0]))
+
+    async def _hold_up(self, rng: random.Random, relay: Relay, call: Call) -> None:
+        """The statement takes long."""
+        span_s = rng.choice([0.01, 0.2, 1.0])
+        self._world.oracle.ails_for(relay.name, self._world.loop.time() + span_s)
+        await asyncio.sleep(span_s)
+
+    async def _unseat_owner(self, rng: random.Random, relay: Relay, call: Call) -> None:
+        database = self._world.database
+        owned = [number for number, shard in database.shards.items() if shard.owner == relay.name]
+        used = [number for number in owned if number < database.options.shards_used and database.is_shard_free(number)]
+        if used and database.is_up:
+            self._world.unseat(rng.choice(used))
+
+    async def _touch(self, rng: random.Random, relay: Relay, call: Call) -> None:
+        """An application changes one of the statement's rows, or locks it for a while."""
+        database = self._world.database
+        stored = [database.rows.get((row.seq, row.id)) for row in _rows_of(call)]
+        unsent = [row for row in stored if row is not None and row.sent_at is None and row.id not in database.row_locks]
+        if not unsent or not database.is_up:
+            return
+        row = rng.choice(unsent)
+        if rng.random() < 0.5:
+            database.updated(row)
+            database.commit(synchronous=database.options.others_synchronous)
+        else:
+            database.row_locks.add(row.id)
+            self._later(_span(rng), lambda: database.row_locks.discard(row.id))
 
     # -------------------------------------------------------- the broker
 
@@ -196,9 +286,27 @@ class Faults:
         self._later(_span(rng), lambda: self._world.pause(False))
 
     async def _do_set_back(self, rng: random.Random) -> None:
-        if self._climate.is_set_back:
-            self._world.set_back(rng.randint(1, 5))
+        """The sequence goes back, and rows come at once, before anybody sees it there, or later."""
+        by = rng.randint(1, 5)
+        if self._climate.is_set_back and self._world.set_back(by) and rng.random() < 0.7:
+            self._world.add(f"k{rng.randrange(self._climate.keys)}", rng.randint(1, by))
 
 
 def _span(rng: random.Random) -> float:
     return rng.choice([0.01, 0.2, 1.0, 3.0])
+
+
+def _decides(call: Call) -> bool:
+    """A settlement that does more than mark what was sent; or any other statement."""
+    settlement = call.argument
+    return not isinstance(settlement, Settlement) or len(settlement) > len(settlement.sent)
+
+
+def _rows_of(call: Call) -> list[Row]:
+    if isinstance(call.argument, Settlement):
+        settlement = call.argument
+        failed = [setback.row for setback in settlement.setbacks]
+        return [*failed, *settlement.followers, *settlement.tested, *settlement.sent]
+    if isinstance(call.result, Due):
+        return [*call.result.released, *call.result.blocked]
+    return list(call.result.rows) if isinstance(call.result, Page) else []

@@ -206,6 +206,10 @@ class Oracle:
     def ails(self, relay: str, until: float = float("inf")) -> None:
         self.ailing_until[relay] = until
 
+    def ails_for(self, relay: str, until: float) -> None:
+        """Until then at least."""
+        self.ails(relay, max(until, self.ailing_until.get(relay, until)))
+
     def freezes(self, relay: str, now: float, *, on: bool) -> None:
         if on:
             self.frozen.add(relay)

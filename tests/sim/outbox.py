@@ -112,10 +112,7 @@ class FakeOutbox(Settling):
             floor = shard.floor if mine.floor is None else mine.floor
             if mine.floor is not None:
                 self._judge_floor(number, floor)
-            database.put_shard(
-                number,
-                replace(shard, leased_until=until, floor=floor, owner_pid=pid),
-            )
+            database.put_shard(number, DbShard(shard.epoch, shard.owner, pid, until, floor, shard.parked_hold))
             self._grant(number)
             renewed.add(number)
         database.put_relay(self.instance, DbRelay(now, available))
@@ -135,7 +132,7 @@ class FakeOutbox(Settling):
         return Renewal(
             renewed=frozenset(renewed),
             mine=mine_now,
-            claimable=sum(1 for each in database.shards.values() if self._is_claimable(each)),
+            claimable=sum(map(self._is_claimable, database.shards.values())),
             relays=sum(1 for each in live if each.is_available),
             is_paused=bool(database.meta["paused"]),
             database_time=now,
@@ -244,10 +241,13 @@ class FakeOutbox(Settling):
         blocked: set[int] = set()
         for shard, cursor in zip(request.shards, request.cursors, strict=True):
             above = cursor if low is None else min(cursor, low)
+            pending = database.pending[shard]
+            if not pending:
+                continue
             found = sorted(
                 (
                     row
-                    for row in database.pending[shard].values()
+                    for row in pending.values()
                     if above < row.seq <= above + request.span
                     and database.is_sound(row)
                     and (request.beyond or row.seq <= request.last_seq)

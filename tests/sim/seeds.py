@@ -12,9 +12,10 @@ from dataclasses import dataclass, replace
 from relay.core.settings import Ordering
 
 from .actors import Actors
+from .climate import Climate
 from .faults import Faults
 from .loop import run_virtual
-from .weather import CALMS, Climate, climate
+from .weather import CALMS, climate
 from .world import World
 
 
@@ -93,6 +94,8 @@ async def _blow(world: World, drawn: Climate, faults: Faults, end: float) -> Non
         acts.append(actors.apply())
     if drawn.has_operator:
         acts.append(actors.operate())
+    if drawn.has_lulls:
+        acts.append(actors.expect())
     if drawn.has_faults:
         acts.append(faults.blow())
     await asyncio.gather(*acts)

@@ -281,14 +281,17 @@ class World:
         self.oracle.has_clock_jumped = True
         self.oracle.all_ail_until(self.loop.time())
 
-    def set_back(self, by: int) -> None:
-        """The sequence hands out again what rows had that are sent. Their order is then nobody's promise."""
+    def set_back(self, by: int) -> bool:
+        """The sequence hands out again what rows had that are sent. Their order is then nobody's promise. False: it
+        would meet rows that are not sent."""
         database = self.database
         last_seq = max(0, database.last_seq() - by)
         drawn = [seq for each in database.transactions.values() if each.is_open for seq in each.seqs]
-        if database.is_up and max([row.seq for row in database.unsent()] + drawn, default=0) <= last_seq:
-            self.oracle.rules.is_ordered = False
-            database.setval(last_seq)
+        if not database.is_up or max([row.seq for row in database.unsent()] + drawn, default=0) > last_seq:
+            return False
+        self.oracle.rules.is_ordered = False
+        database.setval(last_seq)
+        return True
 
     def pause(self, on: bool) -> None:
         if self.database.is_up:

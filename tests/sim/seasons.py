@@ -1,0 +1,126 @@
+"""What a history has much of: each season makes some features dense and leaves others out, drawn anew for each seed.
+
+A rule is broken by a few things at once: a row that somebody locks, a failing head, a takeover. Where every history has
+a little of everything they hardly ever meet; where one has much of a few, they do.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Final
+
+from relay.core.settings import Ordering, Unroutable
+
+from .climate import Climate
+
+BRIEF_S: Final = 1.5
+
+PATIENCE_S: Final = 600.0
+"""A poll interval with which a row arrives in time only if the doorbell works."""
+
+Season = Callable[[Climate, random.Random], None]
+
+
+def mix(drawn: Climate, rng: random.Random) -> None:
+    """A bit of everything."""
+
+
+def fray(drawn: Climate, rng: random.Random) -> None:
+    """A database that crashes again and again and loses what it can."""
+    database = drawn.options.database
+    database.settle_synchronous = rng.random() < 0.3
+    database.others_synchronous = False
+    database.sequence_ahead_max = rng.choice([0, 0, 32])
+    database.settle_refusals = rng.choice([0.0, 0.4])
+    drawn.relays = rng.choice([1, 2, 3])
+    drawn.other_faults_max = rng.choice([0, 0, 6])
+    # Rows are read and wait in memory, or are in flight, while the database forgets them.
+    drawn.sure_faults += ["crash", rng.choice(["block", "mute", "hush", "broker_down"])]
+
+
+def contend(drawn: Climate, rng: random.Random) -> None:
+    """Much that fails and waits aside, an application and an operator who interfere with it."""
+    drawn.has_application = drawn.has_operator = True
+    drawn.has_poison = rng.random() < 0.5
+    drawn.application_rate, drawn.operator_rate = rng.choice([6.0, 20.0]), rng.choice([3.0, 10.0])
+    drawn.meddling = rng.choice([0.0, 0.5, 0.9])
+    drawn.flaky_share = rng.choice([0.15, 0.4, 0.7])
+    drawn.is_hot = rng.random() < 0.5
+    drawn.is_guarded = rng.random() < 0.5
+    drawn.open_share = rng.choice([0.05, 0.4])
+    drawn.grip_share = rng.choice([0.0, 0.3])
+    drawn.options.broker.confirm = (0.0, rng.choice([0.001, 0.05, 0.3]))
+    drawn.options.settings = replace(
+        drawn.options.settings,
+        ordering=Ordering.STRICT,
+        on_unroutable=rng.choice([Unroutable.RETRY, Unroutable.RETRY, Unroutable.PARK]),
+        parked_retention_s=rng.choice([None, 0.5, 2.0, 5.0]),
+        age_max_s=rng.choice([None, 1.0]),
+    )
+    drawn.sure_faults.append("unbind")
+    drawn.sure_faults += rng.choice([[], ["ambush"] * 3, ["ambush"] * 3, ["terminate"], ["unseat"], ["kill"]])
+    drawn.other_faults_max = rng.choice([0, 0, 4])
+    # Routes are there most of the time: what failed goes then, and those that it held behind it.
+    drawn.fault_rates = (0.3, 1.0, 2.0)
+
+
+def tug(drawn: Climate, rng: random.Random) -> None:
+    """Shards change hands while rows of theirs are in flight."""
+    settings, database = drawn.options.settings, drawn.options.database
+    drawn.options.settings = replace(settings, lease_s=2.0, ordering=Ordering.STRICT)
+    # Where every statement answers in time a lease that runs out is somebody's fault (L2).
+    database.slow_share = database.other_refusals = 0.0
+    drawn.relays = rng.choice([1, 2, 3])
+    drawn.seconds = rng.choice([5.0, 10.0])
+    drawn.sure_faults += rng.sample(["unseat", "start", "stop", "lock_shard", "freeze"], rng.choice([1, 2]))
+    drawn.sure_faults += rng.choice([[], ["hush"], ["mute"], ["block"]])
+    drawn.other_faults_max = 0
+    drawn.options.broker.confirm = (0.0, rng.choice([0.05, 0.5]))
+
+
+def restore(drawn: Climate, rng: random.Random) -> None:
+    """The sequence is set back, with rows in its train or without."""
+    drawn.is_set_back = True
+    drawn.writers = [rng.choice([0.5, 2.0]) for _ in range(rng.randint(1, 2))]
+    drawn.sure_faults.append("set_back")
+    drawn.other_faults_max = rng.choice([0, 2, 6])
+
+
+def rush(drawn: Climate, rng: random.Random) -> None:
+    """Many short transactions at once: what begins and ends between two checks."""
+    drawn.seconds = BRIEF_S
+    drawn.writers = [40.0 for _ in range(rng.choice([2, 3, 6]))]
+    drawn.is_hot = rng.random() < 0.5
+    drawn.trigger_share = rng.choice([0.15, 0.6])
+
+
+def listen(drawn: Climate, rng: random.Random) -> None:
+    """Nothing fails, rows are rare, and only the doorbell tells of them."""
+    options = drawn.options
+    options.has_doorbell = True
+    options.settings = replace(options.settings, poll_interval_s=PATIENCE_S, rate_max=None)
+    options.broker.nacks = 0.0
+    options.database.page_refusals = options.database.settle_refusals = options.database.other_refusals = 0.0
+    # A statement takes long enough that a row comes meanwhile.
+    options.database.latency = (0.001, rng.choice([0.002, 0.02, 0.02]))
+    drawn.has_application = drawn.has_operator = drawn.has_poison = False
+    drawn.has_lulls = True
+    drawn.writers = [1.0 for _ in range(rng.choice([1, 1, 2]))]
+    drawn.seconds = 20.0
+
+
+def calm(drawn: Climate, rng: random.Random) -> None:
+    """Nothing fails."""
+
+
+STORMY: Final[dict[Season, int]] = {mix: 4, fray: 2, contend: 5, tug: 2, restore: 1, rush: 3}
+QUIET: Final[dict[Season, int]] = {calm: 1, rush: 1, listen: 2}
+
+
+def draw(drawn: Climate, rng: random.Random) -> None:
+    weights = STORMY if drawn.has_faults else QUIET
+    (season,) = rng.choices(list(weights), list(weights.values()))
+    drawn.season = season.__name__
+    season(drawn, rng)
