@@ -233,8 +233,9 @@ def _secret(setting: Setting, text: str | None, path: str | None, redactor: Reda
         if text is not None:
             # Where its password stands is anybody's guess: none of it may show in another variable's problem.
             redactor.learn(text)
-        # A URL that was given for the file's name is as secret as in its own place.
-        value = path if path is not None and "://" not in path else shown_url(text or path or "")
+        # A URL, or what is left of one, that was given for the file's name is as secret as in its own place.
+        is_path = path is not None and not any(sign in path for sign in ("://", "@", "="))
+        value = path if is_path else shown_url(text or path or "")
         shown = secret.source if value is None else f"{secret.source}={value!r}"
         raise ConfigError([_wrong(setting, shown, problem)]) from None
     return secret

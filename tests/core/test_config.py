@@ -329,7 +329,8 @@ def test_an_undecodable_pgpassword_is_redacted() -> None:
     assert redactor.redact("password ses\udc80ame, ses%80ame") == "password ***, ***"
 
 
-def test_a_url_given_for_its_files_name_stays_secret() -> None:
-    (problem,) = problems({"RELAY_AMQP_URL": AMQP, "RELAY_DATABASE_URL_FILE": DATABASE})
+@pytest.mark.parametrize("url", [DATABASE, "relay:sesame@", "sesame@db:5432/shop", "db/shop?password=sesame"])
+def test_a_url_given_for_its_files_name_stays_secret(url: str) -> None:
+    (problem,) = problems({"RELAY_AMQP_URL": AMQP, "RELAY_DATABASE_URL_FILE": url})
     assert "sesame" not in problem
-    assert problem.startswith("RELAY_DATABASE_URL_FILE=")
+    assert problem.startswith("RELAY_DATABASE_URL_FILE")
