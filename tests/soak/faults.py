@@ -1,4 +1,8 @@
-"""What happens to the relays and servers of a soak, drawn at random; each fault is over when its function returns."""
+"""What happens to the relays and servers of a soak, drawn at random; each fault is over when its function returns.
+
+Only the first relay's process is killed and started again: the others live through everything, so that what one process
+gathers over hours shows.
+"""
 
 from __future__ import annotations
 
@@ -6,12 +10,21 @@ import asyncio
 import random
 import signal
 from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
 
 import asyncpg
 
 from relay.servers import PostgresServer, RabbitServer
 from tests.e2e.conftest import Site
 from tests.faults.stage import Post
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    happen: Callable[[Post], Awaitable[None]]
+    windows: int
+    """How many relays' windows it may repeat (G4)."""
+    is_first_only: bool = False
 
 
 class Faults:
@@ -23,23 +36,26 @@ class Faults:
         self._rabbit = rabbit
         self._postgres = postgres
         self._random = random.Random(seed)
-        self._kinds: dict[str, Callable[[Post], Awaitable[None]]] = {
-            "relay killed": self._kill,
-            "relay frozen past its lease": self._freeze,
-            "relay restarted": self._restart,
-            "link cut": self._cut_broker,
-            "sessions cut": self._cut_database,
-            "broker restarted": self._restart_broker,
-            "broker frozen": self._freeze_broker,
-            "backends terminated": self._terminate,
-            "PostgreSQL restarted": self._restart_postgres,
+        every = len(posts)
+        self.kinds = {
+            "relay killed": Kind(self._kill, 1, is_first_only=True),
+            "relay restarted": Kind(self._restart, 1, is_first_only=True),
+            "relay frozen past its lease": Kind(self._freeze, 1),
+            "link cut": Kind(self._cut_broker, 1),
+            "sessions cut": Kind(self._cut_database, 1),
+            "broker restarted": Kind(self._restart_broker, every),
+            "broker frozen": Kind(self._freeze_broker, 0),
+            "backends terminated": Kind(self._terminate, every),
+            "PostgreSQL restarted": Kind(self._restart_postgres, every),
         }
 
-    async def one(self) -> str:
-        """Do one; its name."""
-        name = self._random.choice(list(self._kinds))
-        await self._kinds[name](self._random.choice(self._posts))
-        return name
+    def draw(self) -> str:
+        """The next one's name."""
+        return self._random.choice(list(self.kinds))
+
+    async def happen(self, name: str) -> None:
+        kind = self.kinds[name]
+        await kind.happen(self._posts[0] if kind.is_first_only else self._random.choice(self._posts))
 
     def pause_s(self, mean_s: float) -> float:
         return self._random.uniform(0.5, 1.5) * mean_s

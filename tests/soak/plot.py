@@ -22,7 +22,7 @@ def draw(document: dict[str, Any], path: Path) -> None:
         relays = [each["relays"][number] for each in samples]
         memory.plot(minutes, [each["rss_bytes"] / 2**20 for each in relays], label=f"relay {number + 1}")
         descriptors.plot(minutes, [each["descriptors"] for each in relays])
-    for name in ("p50_ms", "p99_ms"):
+    for name in ("p50_ms", "p99_ms", "worst_ms"):
         latency.plot(minutes, [each[name] for each in samples], label=name.partition("_")[0])
     backlog.plot(minutes, [each["committed"] - each["arrived"] for each in samples])
     latency.set_yscale("log")
