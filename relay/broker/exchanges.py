@@ -7,6 +7,9 @@ So a name that comes from a row is declared passively first, on a side channel t
                        |----refused--> refused, for a few seconds (someone may create it)
                        '----no answer--> unknown, told after a second's pause
 
+A name whose refusal RabbitMQ 4.3 could not say (`refusals.INTERNAL_ERROR`) is asked for on a connection of its own,
+since that one is closed over it.
+
 That a known one takes no messages (it is internal, or the user may not write there) shows only when the broker
 closes a channel over it. It is then refused for a few seconds as well, on later connections too.
 """
@@ -20,6 +23,11 @@ from typing import Final, cast
 from aiormq import Connection, spec
 from aiormq.channel import EXCEPTION_MAPPING, Channel
 from aiormq.exceptions import AMQPError, ChannelClosed, ChannelInvalidStateError
+
+from relay.broker.opening import is_being_cancelled, opened
+from relay.broker.refusals import INTERNAL_ERROR, is_too_long_to_refuse
+from relay.broker.wire import Wire
+from relay.errors import BrokerError
 
 ANSWER_TIMEOUT_S: Final = 10.0
 """A broker that is asked for an exchange and blocked or busy is asked again after this."""
@@ -78,24 +86,19 @@ class Exchanges:
         if (text := _fresh(self._refused, name)) is not None:
             return text
         if name not in self._asked:
-            self._asked[name] = asyncio.get_running_loop().create_task(self._ask(name))
+            self._asked[name] = asyncio.get_running_loop().create_task(self._answer(name))
         return False
 
     async def check(self, name: str) -> str | None:
-        """Ask now: None if it exists, else the broker's refusal. AMQPError, OSError: no answer."""
-        channel = await self._connection.channel(publisher_confirms=False)
-        try:
-            await cast(Channel, channel).rpc(_Question(name))
-        except ChannelInvalidStateError:
-            raise
-        except ChannelClosed as error:
-            # Closed without a word: that says nothing about the exchange.
-            if not (text := refusal(error)):
-                raise
-            return text
-        await channel.close()
-        self._remember(name)
-        return None
+        """Ask now: None if it exists, else the broker's refusal. AMQPError, OSError, BrokerError: no answer."""
+        url = self._connection.url
+        if is_too_long_to_refuse(name, self._connection.vhost):
+            text = await opened(str(url), "outbox-relay exchange", lambda own, wire: _ask_once(own, wire, name))
+        else:
+            text = await _ask(self._connection, name)
+        if text is None:
+            self._remember(name)
+        return text
 
     def forget(self, name: str) -> None:
         """It is gone, as another answer shows."""
@@ -107,11 +110,11 @@ class Exchanges:
             task.cancel()
         self._asked.clear()
 
-    async def _ask(self, name: str) -> None:
+    async def _answer(self, name: str) -> None:
         try:
             async with asyncio.timeout(ANSWER_TIMEOUT_S):
                 text = await self.check(name)
-        except (AMQPError, OSError, TimeoutError, RuntimeError):
+        except (AMQPError, BrokerError, OSError, TimeoutError, RuntimeError):
             # No answer says nothing about the exchange: the connection went, or the broker is blocked or
             # slow.
             await asyncio.sleep(_PAUSE_S)
@@ -125,6 +128,33 @@ class Exchanges:
         if len(self._known) >= _NAMES_MAX:
             del self._known[next(iter(self._known))]
         self._known[name] = None
+
+
+async def _ask(connection: Connection, name: str) -> str | None:
+    channel = await connection.channel(publisher_confirms=False)
+    try:
+        await cast(Channel, channel).rpc(_Question(name))
+    except ChannelInvalidStateError:
+        raise
+    except ChannelClosed as error:
+        # Closed without a word: that says nothing about the exchange.
+        if not (text := refusal(error)):
+            raise
+        return text
+    await channel.close()
+    return None
+
+
+async def _ask_once(connection: Connection, wire: Wire, name: str) -> str | None:
+    """On a connection that is closed behind it."""
+    try:
+        text = await _ask(connection, name)
+    except (AMQPError, OSError, RuntimeError, asyncio.CancelledError):
+        if is_being_cancelled() or wire.refused is None or wire.refused[0] != INTERNAL_ERROR:
+            raise
+        return f"{INTERNAL_ERROR} {wire.refused[1]}: RabbitMQ has no room for what it would say of this exchange's name"
+    await connection.close()
+    return text
 
 
 def _refuse(refused: dict[str, tuple[float, str]], name: str, text: str) -> None:

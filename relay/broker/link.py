@@ -27,7 +27,7 @@ from aiormq.exceptions import AMQPError
 from relay.broker.encode import Encoder
 from relay.broker.exchanges import Exchanges, Forbidden
 from relay.broker.probes import Probes
-from relay.broker.refusals import Refusal, read
+from relay.broker.refusals import Refusal, read, unsaid
 from relay.broker.wire import WRITE_BUFFER_BYTES, Wire
 from relay.core.ports import Closed, LinkListener, Publication, Rejection, Returned
 from relay.core.window import ProtocolViolation, Settled, Window
@@ -188,9 +188,12 @@ class AmqpLink:
         self._end(self._closed(refusal), f"{code} {text}")
 
     def on_connection_close(self, code: int, text: str) -> None:
-        refusal = read(code, text)
+        refusal = read(code, text) or unsaid(code, text)
         if refusal is not None:
             self._refuse(refusal, alone=True)
+            if refusal.is_unsaid and not self._told:
+                # The server's own trouble.
+                refusal = None
         self._end(self._closed(refusal), f"{code} {text}")
 
     def on_blocked(self, reason: str) -> None:
@@ -292,10 +295,13 @@ class AmqpLink:
             # Bodies above a limit that is known from now on are found by their size.
             return
         rows = self._window.rows()
-        # Where nobody matches, the text was not what we took it for.
-        suspects = [row for row in rows if refusal.blames(*self._encoder.route_of(row))] or list(rows)
-        if alone and self._probes.probed is not None:
-            suspects.append(self._probes.probed)
+        suspects = [row for row in rows if refusal.blames(*self._encoder.route_of(row))]
+        if not suspects and not refusal.is_unsaid:
+            # The text was not what we took it for.
+            suspects = list(rows)
+        probed = self._probes.probed
+        if alone and probed is not None and (not refusal.is_unsaid or refusal.blames(*self._encoder.route_of(probed))):
+            suspects.append(probed)
         self._told = frozenset(row.seq for row in suspects)
         if len(suspects) == 1:
             self._listener.on_refused(self._refusal(suspects[0], refusal), ())

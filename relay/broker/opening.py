@@ -97,7 +97,7 @@ async def opened(address_url: str, name: str, finish: Callable[[Connection, Wire
         raise _mapped(error, address, factory.wire) from error
     except asyncio.CancelledError as error:
         # aiormq cancels those who wait for an answer when their connection goes.
-        if _is_being_cancelled():
+        if is_being_cancelled():
             raise
         raise BrokerUnavailable(f"{address}: connection closed while it was being opened") from error
     finally:
@@ -177,7 +177,8 @@ def _refused_tls(failure: ssl.SSLError, address: str) -> BrokerError:
     return BrokerUnavailable(f"{address}: {said}")
 
 
-def _is_being_cancelled() -> bool:
+def is_being_cancelled() -> bool:
+    """Whether a CancelledError is meant for this task, and is not aiormq's word for a connection that went."""
     task = asyncio.current_task()
     return task is not None and task.cancelling() > 0
 
@@ -191,7 +192,7 @@ async def _discard(connection: Connection, factory: WireFactory) -> None:
         # Why it failed is being raised already.
         pass
     except asyncio.CancelledError:
-        if _is_being_cancelled():
+        if is_being_cancelled():
             raise
     finally:
         if factory.wire is not None and factory.wire.transport is not None:

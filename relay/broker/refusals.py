@@ -12,8 +12,12 @@ from dataclasses import dataclass
 from typing import Final
 
 REFUSALS: Final = frozenset((311, 313, 403, 404, 406, 501, 502, 503, 504, 505, 530, 540))
-"""Reply codes that blame what was sent (AMQP 0-9-1, 1.2). 320 (forced), 506 and 541 (the server's own
-trouble) do not.
+"""Reply codes that blame what was sent (AMQP 0-9-1, 1.2). 320 (forced) and 506 (the server's own trouble) do not."""
+
+INTERNAL_ERROR: Final = 541
+"""The server's own trouble too; but RabbitMQ 4.3 says it, and closes the connection, where it would say a refusal whose
+text is too long: it cuts the text to 255 characters, and with others than ASCII these are more than a short string's 255
+bytes (`method_field_shortstr_overflow`).
 """
 
 _TOO_LARGE: Final = re.compile(r"message size \d+ is larger than (?:configured )?max size (\d+)")
@@ -26,6 +30,12 @@ _MISSING: Final = re.compile(r"no exchange '(.*)' in vhost ")
 _TEXT_BYTES_MAX: Final = 255
 
 
+def is_too_long_to_refuse(exchange: str, vhost: str) -> bool:
+    """Whether RabbitMQ 4.3 could not say that this exchange is missing."""
+    text = f"NOT_FOUND - no exchange '{exchange}' in vhost '{vhost}'"
+    return not text.isascii() and len(text.encode()) > _TEXT_BYTES_MAX
+
+
 @dataclass(frozen=True, slots=True)
 class Refusal:
     """A close that blames what was sent. What the text names, else `None`; `is_missing`: the exchange does not
@@ -36,9 +46,13 @@ class Refusal:
     routing_key: str | None = None
     body_bytes_max: int | None = None
     is_missing: bool = False
+    is_unsaid: bool = False
+    """What it was the broker could not say (`INTERNAL_ERROR`), if it was a refusal at all."""
 
     def blames(self, exchange: str, routing_key: str) -> bool:
         """Whether a row of this route may be at fault."""
+        if self.is_unsaid:
+            return not (exchange + routing_key).isascii()
         return self.exchange in (None, exchange) and self.routing_key in (None, routing_key)
 
     @property
@@ -63,3 +77,8 @@ def read(code: int, text: str) -> Refusal | None:
     if code == 403 and (found := _INTERNAL.search(text) or _NO_WRITE.search(text)) is not None:
         return Refusal(said, exchange=found[1])
     return Refusal(said)
+
+
+def unsaid(code: int, text: str) -> Refusal | None:
+    """Of a connection's close: what may be a refusal that the broker could not say."""
+    return Refusal(f"{code} {text}", is_unsaid=True) if code == INTERNAL_ERROR else None

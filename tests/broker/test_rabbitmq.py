@@ -234,7 +234,9 @@ async def test_a_rows_own_exchange_is_missing(vhost: Vhost, name: str) -> None:
     rows = [make_row(1), make_row(2, rare={"exchange": name}), make_row(3)]
     (rejection,) = await recorder.publish_all(link, rows)
     assert (rejection.row.seq, rejection.reason) == (2, "refused")
-    assert rejection.error.startswith(f"404 NOT_FOUND - no exchange '{name[:100]}")
+    # RabbitMQ 4.3 has no words for a long name of other than ASCII characters.
+    assert rejection.error.startswith((f"404 NOT_FOUND - no exchange '{name[:100]}", "541 INTERNAL_ERROR"))
+    assert recorder.closed is None
     assert not rejection.is_final, "it may be declared yet"
     assert (await recorder.outcomes_of(2))["acked"] == [1, 3]
     await link.close()
@@ -262,7 +264,15 @@ async def test_case_02_an_internal_exchange_refuses(vhost: Vhost) -> None:
 async def test_case_03_a_body_above_the_brokers_limit(vhost: Vhost, rabbit_server: RabbitServer) -> None:
     """The first one costs a channel; then its size is known, and its bystanders go on."""
     before = await asyncio.to_thread(rabbit_server.eval, "rabbit_misc:get_env(rabbit, max_message_size, 0)")
-    await asyncio.to_thread(rabbit_server.eval, "application:set_env(rabbit, max_message_size, 1048576)")
+
+    async def limit(size: int | str) -> None:
+        # RabbitMQ 4 takes the setting over at its start, into a term of its own.
+        await asyncio.to_thread(
+            rabbit_server.eval,
+            f"application:set_env(rabbit, max_message_size, {size}), persistent_term:put(max_message_size, {size})",
+        )
+
+    await limit(1 << 20)
     try:
         broker = make_broker(vhost.url)
         recorder = Recorder()
@@ -281,7 +291,7 @@ async def test_case_03_a_body_above_the_brokers_limit(vhost: Vhost, rabbit_serve
         assert (await recorder.outcomes_of(2))["acked"] == [2, 3]
         await link.close()
     finally:
-        await asyncio.to_thread(rabbit_server.eval, f"application:set_env(rabbit, max_message_size, {before})")
+        await limit(before)
 
 
 async def test_case_04_a_full_queue_nacks(vhost: Vhost) -> None:
@@ -365,5 +375,7 @@ async def test_case_40_urls_are_read_anew_for_each_connect(vhost: Vhost) -> None
 
 async def test_the_connection_has_its_name(vhost: Vhost, rabbit_server: RabbitServer) -> None:
     link = await vhost.link(Recorder(), connection_name="outbox-relay shop")
-    await eventually(lambda: "outbox-relay shop" in rabbit_server.ctl("list_connections", "client_properties"))
+    # Erlang shows a binary's bytes.
+    name = ",".join(map(str, b"outbox-relay shop"))
+    await eventually(lambda: name in rabbit_server.eval("rabbit_networking:connection_info_all([client_properties])"))
     await link.close()
