@@ -47,14 +47,20 @@ async def test_a_retried_message_comes_back_after_its_delay_and_only_there(broke
         assert await count(channel, RETRY) == 0
 
 
+async def kill_consumers(broker: Vhost, times: int) -> None:
+    """So many consumers of the queue end with its message in hand. RabbitMQ 4.3 does not count a nack as a failure."""
+    for _ in range(times):
+        async with await aio_pika.connect(broker.url) as connection:
+            await message_of(await connection.channel(), "orders.inventory")
+
+
 async def test_what_kills_its_consumer_again_and_again_is_parked(broker: Vhost) -> None:
     """The delivery limit's dead letter goes by the dead letter exchange to the parking queue of this queue."""
     await broker.apply(LADDER)
     async with await aio_pika.connect(broker.url) as connection:
         channel = await connection.channel()
         await send(channel, "orders", "order.paid", "poison")
-        for _ in range(3):
-            await (await message_of(channel, "orders.inventory")).nack(requeue=True)
+        await kill_consumers(broker, times=3)
         parked = await message_of(channel, "orders.inventory.parking")
         assert parked.message_id == "poison"
         assert await count(channel, "orders.inventory") == 0
@@ -77,8 +83,7 @@ async def test_what_was_parked_can_be_retried_again(broker: Vhost) -> None:
     async with await aio_pika.connect(broker.url) as connection:
         channel = await connection.channel()
         await send(channel, "orders", "order.paid", "poison")
-        for _ in range(3):
-            await (await message_of(channel, "orders.inventory")).nack(requeue=True)
+        await kill_consumers(broker, times=3)
         parked = await message_of(channel, "orders.inventory.parking")
         kept = {name: value for name, value in parked.headers.items() if not names.is_brokers_own(name)}
         assert "x-death" in parked.headers
