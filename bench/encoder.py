@@ -52,9 +52,6 @@ class _Listener:
         self._acked += len(rows)
         if self._acked == len(self._rows):
             self.done.set_result(None)
-        else:
-            # Not from within the call: the link flushes first.
-            asyncio.get_running_loop().call_soon(self.go_on)
 
     def on_writable(self) -> None:
         self.go_on()

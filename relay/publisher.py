@@ -239,7 +239,6 @@ class Publisher:
             )
         engine.decisions.sent.extend(confirmed)
         engine.to_settle.set()
-        engine.to_publish.set()
 
     def on_nacked(self, rows: Sequence[Row]) -> None:
         engine = self._engine
@@ -297,7 +296,9 @@ class Publisher:
         engine.to_publish.set()
 
     def on_writable(self) -> None:
-        self._engine.to_publish.set()
+        # At once, not when the loop comes round to `run`: a key's next message waits for nothing but this.
+        if self._turn() is not None:
+            self._engine.to_publish.set()
 
     def on_suspected(self, rows: Sequence[Row], error: str, *, alone: bool) -> None:
         self._note_outcome("lost", rows, error)

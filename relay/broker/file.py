@@ -160,11 +160,11 @@ class FileLink:
             self._listener.on_unblocked()
         delivered, _ = self._window.ack(tag, multiple=True)
         self._listener.on_acked(delivered)
-        # The listener may have published or closed meanwhile.
-        self._write()
-        if self._is_full and not self._is_closed:
+        # The listener may have closed meanwhile.
+        if not self._is_closed:
             self._is_full = False
             self._listener.on_writable()
+        self._write()
 
     def on_no_room(self, error: str) -> None:
         if not self._is_closed and not self._is_blocked:

@@ -86,6 +86,8 @@ class AmqpLink:
         self._kind = _Kind.ACKED
         self._rows: list[Row] = []
         self._returned: list[Returned] = []
+        self._has_told = False
+        """An outcome was told since the last read's end."""
         self._shutting: asyncio.Task[None] | None = None
         wire.listen(self, channel)
 
@@ -209,6 +211,9 @@ class AmqpLink:
 
     def on_read_end(self) -> None:
         self._flush()
+        if self._has_told:
+            self._has_told = False
+            self._tell_writable()
 
     def on_writable(self) -> None:
         self._tell_writable()
@@ -335,12 +340,14 @@ class AmqpLink:
         call.
         """
         if self._rows:
+            self._has_told = True
             rows, self._rows = self._rows, []
             if self._kind is _Kind.ACKED:
                 self._listener.on_acked(rows)
             else:
                 self._listener.on_nacked(rows)
         elif self._returned:
+            self._has_told = True
             returned, self._returned = self._returned, []
             self._listener.on_returned(returned)
 

@@ -247,6 +247,7 @@ class TestedLink:
 
     def ack(self, *rows: Row) -> None:
         self.listener.on_acked([self.open.pop(row.id) for row in rows])
+        self.listener.on_writable()
 
     def nack(self, *rows: Row) -> None:
         self.listener.on_nacked([self.open.pop(row.id) for row in rows])

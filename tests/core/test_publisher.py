@@ -46,6 +46,17 @@ async def test_what_the_link_does_not_take_goes_first_when_it_has_room() -> None
     assert parts.link.sent == rows
 
 
+async def test_a_keys_next_message_goes_out_within_the_confirm_of_the_one_before() -> None:
+    """A hot key has one message in flight: each turn of the loop in between is idle time of the broker."""
+    parts = Parts()
+    rows = [make_row(1), make_row(2)]
+    parts.engine.admit(rows)
+    parts.turn()
+    assert parts.link.sent == rows[:1]
+    parts.link.ack(rows[0])
+    assert parts.link.sent == rows
+
+
 async def test_nacks_use_no_attempt_and_make_room_in_the_end() -> None:
     """P2: again after a backoff, in memory; nacked time and again the row goes aside, attempts unchanged."""
     parts = Parts()

@@ -468,6 +468,7 @@ class FakeLink:
         if violation:
             self._end_server_side(arrives=True)
             self._close(Closed.CONNECTION, violation)
+        self._on_writable()
 
     def _end_messages(self, rows: Sequence[Row], outcome: str) -> None:
         for row in rows:
