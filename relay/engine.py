@@ -21,6 +21,9 @@ from relay.logs import Log
 from relay.message import Key, Row
 from relay.metrics import Metrics
 
+BATCH_ROWS = 500
+"""A settlement's usual size: beyond it a row's share of the transaction hardly shrinks."""
+
 
 class Signal:
     """Wakes one waiting loop. Cleared *before* the loop looks at what there is, so no wake is lost."""
@@ -116,6 +119,9 @@ class Engine:
         self.inline_bytes = max(1, settings.bytes_max // 2 // settings.read_ahead_max)
         self.chains = Chains(settings.ordering, self.inline_bytes, settings.held_keys_max)
         self.reading = Reading(settings.page_span)
+        self.batch_rows = max(1, min(BATCH_ROWS, settings.in_flight_max // 4, settings.read_ahead_max // 4))
+        """So many confirmed rows are settled at once; fewer wait a little for more. A part of the bounds that they count
+        against, or these would wait for the settlement."""
         self.leases = Leases(settings.lease_s)
         self.decisions = Decisions()
 
@@ -143,6 +149,8 @@ class Engine:
         self.to_settle = Signal()
         self.to_read = Signal()
         self.to_renew = Signal()
+        self.is_full = False
+        """The reader waits for rows to leave memory; who lets them go says so here, and wakes it."""
         self.changed = Signal()
         """Something settled or ended; a drain looks again."""
 

@@ -237,8 +237,10 @@ class Publisher:
             metrics.delivery_seconds.observe_many(
                 [time - (row.created_at if row.rare is None else _since(row)) for row in confirmed]
             )
+        unsettled = len(engine.decisions.sent)
         engine.decisions.sent.extend(confirmed)
-        engine.to_settle.set()
+        if not unsettled or unsettled + len(confirmed) >= engine.batch_rows:
+            engine.to_settle.set()
 
     def on_nacked(self, rows: Sequence[Row]) -> None:
         engine = self._engine

@@ -65,6 +65,8 @@ class Reader:
         self._next_arm_at = _NEVER
         self._housekeeping = Housekeeping(engine)
         self._turns = 0
+        self._waits_for_room = False
+        """Rows that are known of have to wait for others to leave memory (`Engine.is_full`)."""
         self._has_load_room = True
         """Whether the last large body that was wanted fitted in."""
 
@@ -97,10 +99,24 @@ class Reader:
 
     async def _turn(self) -> float:
         """One look at everything; returns how long to wait for a signal."""
+        if self._has_rung:
+            self._wake()
+        wait_s = await self._look()
+        if self._is_armed and not self._is_idle:
+            # Awake, by a ring or a row: inserts need not ring any more. Reading comes first, for until then they do.
+            await self._disarm()
+        return wait_s
+
+    @property
+    def _is_idle(self) -> bool:
+        return self._engine.clock.now() - self._last_row_at >= ARM_AFTER_S
+
+    async def _look(self) -> float:
         engine = self._engine
         poll_interval_s = engine.settings.poll_interval_s
-        if self._has_rung:
-            await self._wake()
+        if self._waits_for_room and not engine.is_full:
+            self._last_row_at = engine.clock.now()
+        self._waits_for_room = engine.is_full = False
         if engine.reread:
             await self._reread()
         if engine.is_stopping:
@@ -121,31 +137,47 @@ class Reader:
         brought = 0
         if engine.next_due_at is not None and engine.next_due_at <= now:
             brought += await self._read_due()
-        is_idle = now - self._last_row_at >= ARM_AFTER_S
-        interval_s = poll_interval_s if is_idle else min(CHECK_INTERVAL_S, poll_interval_s)
-        if not engine.reading.may_read_beyond():
-            interval_s = min(interval_s, self._recheck_s)
-        is_due = self._must_check or now - self._last_check_at >= interval_s
-        if is_due and not engine.reading.must_go_on(self._readable()):
-            engine.reading.on_check(await self._keeper.check())
-            is_free = engine.reading.may_read_beyond()
-            self._recheck_s = RECHECK_INTERVAL_S if is_free else min(2 * self._recheck_s, CHECK_INTERVAL_S)
-            self._must_check = False
-            self._last_check_at = now
-            engine.metrics.late_commit_writers = engine.reading.open_writers
-            engine.metrics.oldest_writer_age_seconds = engine.reading.oldest_writer_s
-            engine.metrics.newest_seq = engine.reading.last_seq
+        # A page that may read beyond S needs no check of now: rows come a round trip sooner.
+        reads_beyond = not self._is_idle and engine.reading.may_read_beyond()
+        is_check_due = self._is_check_due(now) and not engine.reading.must_go_on(self._readable())
+        if is_check_due and not (reads_beyond and not self._must_check):
+            await self._check(now)
+            is_check_due = False
+            reads_beyond = not self._is_idle and engine.reading.may_read_beyond()
         shards, limit = self._room()
-        if not shards:
-            # Full: whatever leaves memory wakes this loop.
-            return 0.0 if has_loaded else poll_interval_s
-        has_read = bool(engine.reading.behind(shards)) or (not is_idle and engine.reading.may_read_beyond())
+        has_read = bool(shards) and (reads_beyond or bool(engine.reading.behind(shards)))
         if has_read:
             brought += await self._read_page(shards, limit)
+        is_behind = has_read and bool(engine.reading.behind(self._readable()))
+        if is_check_due:
+            await self._check(now)
+        # Full, or a shard is: what leaves memory wakes this loop.
+        self._waits_for_room = engine.is_full = not shards or self._is_shard_full()
+        if not shards:
+            return 0.0 if has_loaded else poll_interval_s
         wait_s = await self._next_wait(brought)
-        if has_loaded or (has_read and engine.reading.behind(self._readable())):
-            return 0.0
-        return wait_s
+        return 0.0 if has_loaded or is_behind else wait_s
+
+    def _is_check_due(self, now: float) -> bool:
+        engine = self._engine
+        interval_s = engine.settings.poll_interval_s
+        if not self._is_idle:
+            interval_s = min(interval_s, CHECK_INTERVAL_S)
+        if not engine.reading.may_read_beyond():
+            interval_s = min(interval_s, self._recheck_s)
+        return self._must_check or now - self._last_check_at >= interval_s
+
+    async def _check(self, now: float) -> None:
+        engine = self._engine
+        reading = engine.reading
+        reading.on_check(await self._keeper.check())
+        is_free = reading.may_read_beyond()
+        self._recheck_s = RECHECK_INTERVAL_S if is_free else min(2 * self._recheck_s, CHECK_INTERVAL_S)
+        self._must_check = False
+        self._last_check_at = now
+        engine.metrics.late_commit_writers = reading.open_writers
+        engine.metrics.oldest_writer_age_seconds = reading.oldest_writer_s
+        engine.metrics.newest_seq = reading.last_seq
 
     async def _next_wait(self, brought: int) -> float:
         engine = self._engine
@@ -154,12 +186,10 @@ class Reader:
         if brought:
             self._last_row_at = now
             self._poll_s = POLL_MIN_S
-            if self._is_armed:
-                await self._disarm()
             # A row that came without a ring: whoever held the lock may be gone.
             self._is_listening = False
         wait_s = self._poll_s
-        if now - self._last_row_at >= ARM_AFTER_S:
+        if self._is_idle:
             wait_s = poll_interval_s
             if not self._is_listening and self._can_arm:
                 if now >= self._next_arm_at and await self._arm():
@@ -195,14 +225,12 @@ class Reader:
         self._is_armed = self._is_listening = False
         await self._engine.outbox.disarm()
 
-    async def _wake(self) -> None:
+    def _wake(self) -> None:
         # Cleared before anything is read, so that a ring during the read is not lost.
         self._has_rung = False
-        self._must_check = True
+        self._last_check_at = _NEVER
         self._last_row_at = self._engine.clock.now()
         self._poll_s = POLL_MIN_S
-        if self._is_armed:
-            await self._disarm()
         self._is_listening = False
 
     # ------------------------------------------------------------ reading
@@ -235,7 +263,8 @@ class Reader:
         inline_room = settings.bytes_max // 2 - (chains.bytes - chains.large_bytes)
         is_full = inline_room < engine.inline_bytes or (bool(chains.wanted) and not self._has_load_room)
         engine.metrics.backpressure.set("bytes", is_full, engine.clock.now())
-        if room < settings.read_ahead_max // 4 and chains.ready:
+        # Many at once: a page costs the same for few. Sooner where nothing is ready, for what is read may be.
+        if room < settings.read_ahead_max // (4 if chains.ready else 8):
             return [], 0
         room = min(room, inline_room // engine.inline_bytes)
         if room <= 0:
@@ -256,9 +285,19 @@ class Reader:
         return max(1, self._engine.settings.read_ahead_max // 4)
 
     def _readable(self) -> list[int]:
+        """Shards with room for a quarter of what they may have: few rows at a time would be a page every few."""
         engine = self._engine
         rows_max = self._shard_rows_max()
+        rows_max -= rows_max // 4
         return [shard for shard in engine.reading.cursors if engine.chains.count(shard) < rows_max]
+
+    def _is_shard_full(self) -> bool:
+        """Whether there is more to read in a shard that has no room for it."""
+        engine = self._engine
+        readable = self._readable()
+        if len(readable) == len(engine.reading.cursors):
+            return False
+        return bool(engine.reading.behind(set(engine.reading.cursors).difference(readable)))
 
     async def _read_page(self, shards: list[int], limit: int) -> int:
         engine = self._engine

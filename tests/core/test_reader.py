@@ -12,6 +12,8 @@ from relay.core.ports import (
     HeldKey,
     HeldPage,
     Page,
+    Settled,
+    Settlement,
 )
 from relay.core.settings import EngineSettings
 from relay.errors import DatabaseRefused
@@ -109,6 +111,63 @@ async def test_few_rows_at_a_time_reach_every_shard_without_a_poll_between() -> 
         if last not in parts.engine.chains:
             assert await parts.reader._turn() == 0.0 or last in parts.engine.chains
     assert last in parts.engine.chains
+
+
+async def test_a_settlement_wakes_only_a_reader_that_waits_for_room() -> None:
+    """Every settlement brought a page of all shards with it, however full the hot one still was."""
+    parts = reading_parts(EngineSettings(read_ahead_max=64), check=Check(1000, [], 0.0), settle=Settled())
+    parts.own(1)
+    parts.outbox.answers["page"] = lambda request: Page(
+        [], [make_row(s) for s in range(1, 17)] if 0 in request.shards else []
+    )
+    engine = parts.engine
+    await parts.reader._turn()
+    assert engine.chains.count(0) == 16
+    await parts.reader._turn()
+    assert engine.is_full, "shard 0 has more rows"
+    for seq in range(1, 6):
+        engine.to_read._is_set = False
+        engine.chains.finish([row for row in engine.chains.rows() if row.seq == seq])
+        parts.settler._apply(Settlement(), Settled(), 0)
+        assert engine.to_read._is_set
+        pages = len(parts.outbox.calls("page"))
+        await parts.reader._turn()
+        read = [call.arguments[0].shards for call in parts.outbox.calls("page")[pages:]]
+        # By a quarter of what the shard may have, not a row at a time.
+        assert any(0 in shards for shards in read) == (seq == 5)
+    engine.is_full = engine.to_read._is_set = False
+    parts.settler._apply(Settlement(), Settled(), 0)
+    assert not engine.to_read._is_set
+
+
+async def test_a_ring_is_answered_by_a_page_first() -> None:
+    """One round trip to the row that rang: the check of the writers and the doorbell's lock come after it."""
+    parts = reading_parts(arm=Armed.GRANTED)
+    while not parts.reader._is_armed:
+        parts.clock.time += 1.0
+        await parts.reader._turn()
+    await parts.reader._turn()
+    parts.outbox.answers |= {"check": Check(1, [], 0.0), "page": Page([], [make_row(1)])}
+    parts.outbox.log.clear()
+    parts.reader.on_ring()
+    await parts.reader._turn()
+    assert [call.name for call in parts.outbox.log if call.name in ("page", "check", "disarm")] == [
+        "page",
+        "check",
+        "disarm",
+    ]
+    assert len(parts.engine.chains) == 1
+
+
+async def test_a_ring_that_brought_nothing_gives_the_lock_back() -> None:
+    """Another relay's rows ring too: they would ring for ever."""
+    parts = reading_parts(arm=Armed.GRANTED)
+    while not parts.reader._is_armed:
+        parts.clock.time += 1.0
+        await parts.reader._turn()
+    parts.reader.on_ring()
+    await parts.reader._turn()
+    assert len(parts.outbox.calls("disarm")) == 1
 
 
 async def test_a_row_that_came_without_a_ring_sends_the_reader_back_to_the_bell() -> None:

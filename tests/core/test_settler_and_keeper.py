@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import pytest
+
+from relay import settler
 from relay.core.ports import (
     Claim,
     Held,
     Page,
 )
+from relay.core.settings import EngineSettings
 from relay.errors import DatabaseRefused
 from relay.keeper import Keeper
 from relay.message import State
@@ -103,6 +107,35 @@ async def test_an_old_fence_does_not_cost_the_lease_that_was_claimed_since() -> 
         parts.commit(lost={0})
         await eventually(lambda: parts.engine.applied_serial == 0)
         assert 0 in parts.engine.leases
+
+
+async def test_confirmed_rows_wait_for_more_but_never_fill_the_window(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A transaction a row cost a hot key more than its messages; a window that its own unsettled rows fill would stand
+    still until the wait ends."""
+    monkeypatch.setattr(settler, "LINGER_S", 60.0)
+    parts = Parts(EngineSettings(in_flight_max=8))
+    rows = [make_row(seq, f"k{seq}") for seq in (1, 2)]
+    parts.engine.admit(rows)
+    parts.turn()
+    async with parts.running(parts.settler.run()):
+        parts.link.ack(rows[0])
+        await turns()
+        assert not parts.outbox.calls("settle")
+        parts.link.ack(rows[1])
+        assert (await parts.settled()).sent == rows
+
+
+async def test_rows_that_go_aside_do_not_wait_with_the_confirmed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(settler, "LINGER_S", 60.0)
+    parts = Parts()
+    rows = [make_row(seq, f"k{seq}") for seq in (1, 2)]
+    parts.engine.admit(rows)
+    parts.turn()
+    async with parts.running(parts.settler.run()):
+        parts.link.ack(rows[0])
+        await turns()
+        parts.link.give_back(rows[1])
+        assert [each.row for each in (await parts.settled()).setbacks] == rows[1:]
 
 
 # ---------------------------------------------------------------- the settler's locked rows

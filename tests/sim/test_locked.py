@@ -62,7 +62,7 @@ def test_s4_a_refused_promotion_passes_the_row() -> None:
         world.database.unmarkable.add(a2)
         world.rabbit.route("nowhere", True)
         await world.delivered(a1, a3, timeout_s=10.0)
-        assert [id_ for _, id_ in world.database.faults] == [a2]
+        await world.until(lambda: [id_ for _, id_ in world.database.faults] == [a2], 5.0)
 
     play(script)
 
