@@ -15,7 +15,7 @@ from typing import Final
 from relay import __version__, lifecycle, logs
 from relay.config import Config
 from relay.database import fill, sql_file
-from relay.errors import ConfigError, DatabaseError
+from relay.errors import ConfigError, DatabaseError, RelayError
 from relay.http import Heartbeat, Readiness, TableCollector
 from relay.inbox import retention
 from relay.inbox.breaker import Breaker
@@ -79,7 +79,7 @@ async def _live(config: Config, log: logs.Log) -> None:
         random.Random(random.SystemRandom().getrandbits(64)),
         log,
     )
-    errands = [lambda: _watch(mailbox, metrics), lambda: _purge(config, metrics, log)]
+    errands = [lambda: _watch(mailbox, shared), lambda: _purge(config, metrics, log)]
     station = Station(
         shared, config.inbox_amqp_urls, mailbox, lambda life, lane: Scribe(shared, life, lane, mailbox), errands
     )
@@ -89,18 +89,36 @@ async def _live(config: Config, log: logs.Log) -> None:
         await Lifecycle(station, log, heartbeat, config.shutdown_grace_s).live()
 
 
-async def _watch(mailbox: Mailbox, metrics: InboxMetrics) -> None:
-    """The table's gauges; absent while they cannot be read."""
+async def _watch(mailbox: Mailbox, shared: Shared) -> None:
+    """The table's gauges, absent while they cannot be read. Without messages nobody else would notice a database that is
+    away: it is told here too, and the session opened again.
+    """
+    metrics, is_away = shared.metrics, False
     while True:
         try:
             found = await mailbox.gauges()
         except (DatabaseError, Standby):
-            # Who writes finds out, and says so.
             metrics.pending_rows = metrics.oldest_pending_age_seconds = metrics.parked_rows = None
+            is_away = await _reopen(mailbox, shared) or is_away
         else:
             metrics.pending_rows, metrics.parked_rows = found.pending, found.parked
             metrics.oldest_pending_age_seconds = found.oldest_age_s
+            if is_away:
+                shared.tell_database()
+            is_away = False
         await asyncio.sleep(GAUGE_INTERVAL_S)
+
+
+async def _reopen(mailbox: Mailbox, shared: Shared) -> bool:
+    """Whether the database is away; that another one writes is the station's to tell."""
+    try:
+        await mailbox.check()
+    except Standby:
+        return False
+    except RelayError as error:
+        shared.tell_away("database", error)
+        return True
+    return False
 
 
 async def _purge(config: Config, metrics: InboxMetrics, log: logs.Log) -> None:

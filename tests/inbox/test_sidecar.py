@@ -212,6 +212,30 @@ async def test_a_database_that_refuses_every_write_uses_up_no_delivery(inbox: Si
     assert len([event for event in sidecar.events() if event["event"] == "consumer_waits"]) == 1
 
 
+async def test_a_database_that_goes_away_from_an_idle_sidecar_is_noticed(inbox: Site, sidecars: Any) -> None:
+    """Without a message nothing is written that could fail."""
+    sidecar: Sidecar = await sidecars().ready()
+    name = inbox.database_url.rpartition("/")[2]
+    server = await asyncpg.connect(f"{inbox.database_url.rpartition('/')[0]}/postgres")
+    try:
+        await server.execute(f'ALTER DATABASE "{name}" ALLOW_CONNECTIONS false')
+        await server.execute("SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = $1", name)
+        await eventually(lambda: "database" in sidecar.reasons(), 20)
+        assert sidecar.metrics()['relay_inbox_connected{peer="database"}'] == 0
+        await server.execute(f'ALTER DATABASE "{name}" ALLOW_CONNECTIONS true')
+    finally:
+        await server.close()
+    await sidecar.ready(30)
+    await inbox.reconnect()
+    await inbox.publish("m1")
+
+    async def is_there() -> bool:
+        return await rows(inbox) == ["m1"]
+
+    await eventually(is_there, 20)
+    assert sidecar.metric("relay_inbox_reconnects_total") == 0
+
+
 async def test_who_has_lost_the_right_to_write_writes_nothing(inbox: Site) -> None:
     """Frozen for longer than its lease, say: the fence is in the batch's own transaction."""
     target, table = (lambda: inbox.database_url), TableName(None, "inbox")
