@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Final
 from relay.config import Config
 from relay.database import close, connect, fill, mapped_errors, sql_file
 from relay.migrate import Schema, read_schema
+from relay.rows import shard_sql
 from relay.text import many
 
 if TYPE_CHECKING:
@@ -98,7 +99,7 @@ async def status(config: Config, *, since: Status | None = None) -> Status:
 
 async def _observe(connection: Connection, schema: Schema) -> Status:
     names = {part: schema.table.derived(f"_{part}") for part in ("shard", "relay", "fault", "meta")}
-    names |= {"table": schema.table.quoted, "sequence": schema.table.derived("_seq_seq")}
+    names |= {"table": schema.table.quoted, "sequence": schema.table.derived("_seq_seq"), "shard_of_o": shard_sql()}
     names["backlog_estimate"] = fill(sql_file("parts/backlog_estimate.sql"), names).rstrip()
 
     def query(name: str) -> str:

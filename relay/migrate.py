@@ -25,6 +25,7 @@ from relay.errors import (
     UsageError,
 )
 from relay.message import PayloadType
+from relay.rows import shard_sql
 from relay.values import TableName, quote_identifier, table_name
 
 if TYPE_CHECKING:
@@ -260,6 +261,7 @@ def _values(table: TableName, wanted: Wanted) -> dict[str, str]:
         "role_text": f"{literal(role)}::text",
         "writer": quote_identifier(writer or "-"),
         "writer_text": f"{literal(writer)}::text",
+        "row_shard": shard_sql(of=""),
         "latest": str(SCHEMA_VERSION),
     }
 

@@ -11,7 +11,7 @@ from typing import Final
 from relay.database import fill, literal, sql_file
 from relay.errors import SchemaIncompatible
 from relay.migrate import Schema
-from relay.rows import body_sql, row_sql
+from relay.rows import body_sql, row_sql, shard_sql
 
 DUE_INLINE_BYTES: Final = 16 * 1024
 """Larger bodies of rows that fall due are fetched when they are about to go."""
@@ -78,7 +78,6 @@ COLUMNS: Final = (
     "aggregate_version",
     "attempts",
     "schema_version",
-    "shard",
     "priority",
     "holds",
     "mandatory",
@@ -124,6 +123,7 @@ def texts(schema: Schema, system_identifier: str) -> dict[str, str]:
         "bell_class": str(schema.bell[0]),
         "bell_object": str(schema.bell[1]),
         "bell_channel": literal(schema.bell_channel),
+        "shard_of_o": shard_sql(),
         "body": body_sql(schema.payload_type),
         "fingerprint": fingerprint_sql(schema, system_identifier),
     }
@@ -138,7 +138,7 @@ def texts(schema: Schema, system_identifier: str) -> dict[str, str]:
         texts[name] = fill(sql_file(f"queries/{name}.sql"), values)
     # A statement of its own, for usually nobody asks.
     values["row"] = row_sql(schema.payload_type, inline["page"])
-    is_asked = "o.shard = ANY ($12::smallint[]) AND o.aggregate_id IS NOT NULL"
+    is_asked = "f.shard = ANY ($12::smallint[]) AND o.aggregate_id IS NOT NULL"
     values["is_blocked"] = f", CASE WHEN {is_asked} THEN {values['blocker']} END AS is_blocked"
     texts["page_probed"] = fill(sql_file("queries/page.sql"), values)
     return texts

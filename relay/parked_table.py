@@ -22,7 +22,7 @@ from relay.errors import NothingMatched
 from relay.migrate import Schema, read_schema
 from relay.outbox_sql import texts
 from relay.parked_rows import Action, Filter, ParkedRow
-from relay.rows import body_sql
+from relay.rows import body_sql, shard_sql
 from relay.sessions import Session, Sessions
 
 STATEMENT_TIMEOUT_S: Final = 60
@@ -54,7 +54,7 @@ class ParkedTable:
     ) -> None:
         table = schema.table
         names = {part: table.derived(f"_{part}") for part in ("shard", "fault", "meta")}
-        names |= {"table": table.quoted, "body": body_sql(schema.payload_type)}
+        names |= {"table": table.quoted, "body": body_sql(schema.payload_type), "shard_of_o": shard_sql()}
         # The promotion is the relays' own statement (H3).
         promote = texts(schema, "")["promote"]
         names["parked"] = fill(sql_file("parts/parked.sql"), names).rstrip()

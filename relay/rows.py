@@ -39,6 +39,11 @@ _BODIES: Final = {
 }
 
 
+def shard_sql(of: str = "o.") -> str:
+    """The shard of a row: `o.` one by that alias, nothing the row that an index is made of."""
+    return fill(sql_file("parts/shard.sql"), {"of": of}).rstrip()
+
+
 def body_sql(payload_type: PayloadType) -> str:
     """The body of a row `o` as bytes."""
     return _BODIES[payload_type].bytes

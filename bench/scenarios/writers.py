@@ -1,6 +1,6 @@
 """Scenario `writers`: what the relay's table costs those who write to it, against an outbox without a relay's needs.
 
-The plain outbox has the same columns (but `shard`, which is the relay's), `id` as primary key, and one index on `seq`; `bare` lacks
+The plain outbox has the same columns, `id` as primary key, and one index on `seq`; `bare` lacks
 that index. Pairs are interleaved: plain, ours, ours, plain, so that the tables' growth and the machine's minutes hit both.
 """
 
@@ -18,7 +18,6 @@ from bench.writing import commits_per_s
 
 PLAIN: Final = """
     create table {table} (like outbox including defaults including identity);
-    alter table {table} drop column shard;
     alter table {table} add primary key (id);"""
 INDEX: Final = "create index on plain_outbox (seq)"
 PAIR: Final = ("plain_outbox", "outbox", "outbox", "plain_outbox")

@@ -6,6 +6,7 @@ import time
 from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, Final
 
+from relay.choices import SentRows
 from relay.config import Config, Unroutable
 from relay.database import close, connect, fill, literal, sql_file
 from relay.errors import DatabaseError, RelayError, SchemaMissing
@@ -15,6 +16,7 @@ from relay.preflight.finding import Finding, Level, error, not_checked, ok, warn
 from relay.preflight.pending import Pending
 from relay.preflight.queries import fetch_one
 from relay.route import Router
+from relay.rows import shard_sql
 
 if TYPE_CHECKING:
     from relay.database import Connection
@@ -128,7 +130,7 @@ async def _schema(connection: Connection, config: Config) -> tuple[list[Finding]
     try:
         facts = await fetch_one(connection, query("preflight_table"), schema.table_oid)
         is_direct = connection.get_server_pid() == facts["pid"]
-        findings.extend(_judge_table(facts, schema, facts["prepared_max"], is_direct=is_direct))
+        findings.extend(_judge_table(facts, schema, facts["prepared_max"], config.sent_rows, is_direct=is_direct))
         excess = await fetch_one(connection, query("preflight_excess"), schema.table_oid)
         findings.append(_excess(excess["excess"]))
         vacuumed = await fetch_one(connection, query("preflight_vacuum"), schema.table_oid)
@@ -160,10 +162,12 @@ def _names(schema: Schema) -> dict[str, str]:
     }
     names = {"table": schema.table.quoted}
     names |= {part: schema.table.derived(suffix) for part, suffix in suffixes.items()}
-    return names | {f"{part}_text": literal(name) for part, name in names.items()}
+    return names | {f"{part}_text": literal(name) for part, name in names.items()} | {"shard_of_o": shard_sql()}
 
 
-def _judge_table(facts: Mapping[str, Any], schema: Schema, prepared_max: int, *, is_direct: bool) -> Iterator[Finding]:
+def _judge_table(
+    facts: Mapping[str, Any], schema: Schema, prepared_max: int, sent_rows: SentRows, *, is_direct: bool
+) -> Iterator[Finding]:
     if facts["missing_rights"]:
         mend = "as the table's owner: relay migrate --role NAME"
         yield error("rights", f"missing: {'; '.join(facts['missing_rights'])}", mend)
@@ -190,7 +194,7 @@ def _judge_table(facts: Mapping[str, Any], schema: Schema, prepared_max: int, *,
             "an index of the outbox is missing or invalid",
             "REINDEX it, or restore it from a backup",
         )
-    yield _marks(facts)
+    yield ok("marks", "none: sent rows are deleted") if sent_rows is SentRows.DELETE else _marks(facts)
     if is_direct:  # behind a proxy nobody hears it: `pool` says so
         yield _doorbell(facts, schema, prepared_max)
 

@@ -19,6 +19,7 @@ from relay.migrate import Schema, read_schema
 from relay.outbox_sql import IDENTIFICATION, fingerprint_sql
 from relay.preflight.finding import Finding, error, not_checked, ok
 from relay.preflight.queries import is_too_slow
+from relay.rows import shard_sql
 from relay.sessions import PLANS
 
 if TYPE_CHECKING:
@@ -157,7 +158,7 @@ class _Walk:
     def _text(self, name: str, identifier: str = "") -> str:
         table = self._schema.table
         names = {part: table.derived(f"_{part}") for part in ("shard", "fault")}
-        names |= {"table": table.quoted, "sequence": table.derived("_seq_seq")}
+        names |= {"table": table.quoted, "sequence": table.derived("_seq_seq"), "shard_of_o": shard_sql()}
         names["fingerprint"] = fingerprint_sql(self._schema, identifier)
         return fill(sql_file(f"queries/{name}.sql"), names)
 

@@ -60,7 +60,7 @@ async def read(
 
 
 async def _largest(connection: Connection, names: Mapping[str, str], payload_type: PayloadType) -> int | None:
-    size = "octet_length(r.payload)" if payload_type is PayloadType.BYTEA else "octet_length(r.payload::text)"
+    size = "octet_length(o.payload)" if payload_type is PayloadType.BYTEA else "octet_length(o.payload::text)"
     text = fill(sql_file("queries/preflight_largest.sql"), {**names, "size": size})
     try:
         return int((await fetch_one(connection, text))["largest_bytes"])

@@ -7,10 +7,11 @@
 --          and channel (text), the numbers drawn for this outbox.
 -- Names:   {table} {shard} {relay} {fault} {meta} {sequence} {ring} {bell_wait} {..._index} are this outbox's
 --          objects, quoted; the search_path is its schema alone. {x_name_text} is the name of x as a string literal.
---          {payload_type} is the payload column's type.
+--          {payload_type} is the payload column's type, {row_shard} a row's shard (parts/shard.sql).
 
 -- Column order: what is wide and fixed first, so that no row carries padding between them; what is null
--- costs nothing. Fill factor 50 leaves room for each row's mark on its own page: marks are then HOT.
+-- costs nothing. No column is generated and there is no CHECK: either is parsed and compiled anew for every
+-- statement of every writer. Fill factor 50 leaves room for each row's mark on its own page: marks are then HOT.
 -- The writers' columns carry no constraint beyond the contract's: what the relay cannot publish is parked
 -- where an operator sees it; a writer's business transaction never fails over it.
 CREATE TABLE {table} (
@@ -27,8 +28,6 @@ CREATE TABLE {table} (
     aggregate_version bigint,
     attempts int NOT NULL DEFAULT 0,
     schema_version int DEFAULT 1,
-    shard smallint NOT NULL GENERATED ALWAYS AS ((hashtextextended(
-        (coalesce(aggregate_type, '') || chr(31) || coalesce(aggregate_id, id)) COLLATE "C", 0) & 63)::smallint) STORED,
     priority smallint,
     holds boolean,
     mandatory boolean,
@@ -54,9 +53,7 @@ CREATE TABLE {table} (
     failure_routing_key text,
     failure_relay text,
     failure_relay_version text,
-    CONSTRAINT {pkey_index} PRIMARY KEY (id),
-    CONSTRAINT aside_is_known CHECK (
-        (aside IS NULL) = (holds IS NULL) AND aside IN ('deferred', 'scheduled', 'held', 'parked'))
+    CONSTRAINT {pkey_index} PRIMARY KEY (id)
 ) WITH (
     fillfactor = 50,
     -- Dead rows come at the rate of the traffic; a fifth of a large table would be far too late.
@@ -69,7 +66,7 @@ CREATE TABLE {table} (
 );
 
 -- The reading index. Neither its key nor its predicate may ever name a column that a mark changes.
-CREATE INDEX {read_index} ON {table} (shard, seq) WHERE aside IS NULL;
+CREATE INDEX {read_index} ON {table} (({row_shard}), seq) WHERE aside IS NULL;
 
 -- Rows aside by ordering key. A btree entry holds 2,700 bytes and keys may be longer: the hash is indexed,
 -- the values are compared. Written once, here; queries repeat the expression word for word.
@@ -78,10 +75,10 @@ CREATE INDEX {aside_key_index} ON {table} (
     WHERE aside IS NOT NULL;
 
 -- Rows aside by the time at which they are looked at again.
-CREATE INDEX {aside_due_index} ON {table} (shard, due_at, seq) WHERE aside IN ('deferred', 'scheduled');
+CREATE INDEX {aside_due_index} ON {table} (({row_shard}), due_at, seq) WHERE aside IN ('deferred', 'scheduled');
 
 -- Parked rows by the time at which they were parked: their retention, and an owner of another policy, find them.
-CREATE INDEX {aside_parked_index} ON {table} (shard, holds, parked_at, seq) WHERE aside = 'parked';
+CREATE INDEX {aside_parked_index} ON {table} (({row_shard}), holds, parked_at, seq) WHERE aside = 'parked';
 
 -- Leases: one row a shard, rewritten every second by its owner. A page has room for the versions of a
 -- whole autovacuum period, so that renewals stay HOT and the table small.

@@ -8,5 +8,5 @@ SELECT sum(CASE WHEN p.rows < 200 THEN p.rows
   FROM floors s CROSS JOIN last CROSS JOIN LATERAL (
        SELECT count(*) AS rows, min(x.seq) AS first, max(x.seq) AS reached FROM (
            SELECT o.seq FROM {table} o
-            WHERE o.shard = s.shard AND o.seq > s.floor AND o.aside IS NULL AND o.sent_at IS NULL
+            WHERE {shard_of_o} = s.shard AND o.seq > s.floor AND o.aside IS NULL AND o.sent_at IS NULL
             ORDER BY o.seq LIMIT 200) x) p

@@ -2,7 +2,7 @@
 --          mark fails), which may have lost their outbox row. `is_expired`: the next publish would park it again at once.
 -- Values:  $1 event types, $2 keys (aggregate_id, or type/id), $3 classes or parts of the error's text, $4 ids (each an
 --          array or null: any), $5 parked since, or null, $6 parked until.
-(SELECT o.seq, o.id, o.shard, o.event_type, o.aggregate_type, o.aggregate_id, o.attempts,
+(SELECT o.seq, o.id, {shard_of_o} AS shard, o.event_type, o.aggregate_type, o.aggregate_id, o.attempts,
         coalesce(o.failure_class, 'unknown') AS failure_class, o.failure_error,
         coalesce(o.parked_at, o.last_failed_at) AS parked_at,
         coalesce(o.failure_class = 'expired' OR o.expires_at <= statement_timestamp(), false) AS is_expired,
@@ -11,7 +11,7 @@
   WHERE o.aside IS NOT NULL AND o.aside = 'parked' AND o.sent_at IS NULL
     AND NOT EXISTS (SELECT FROM {fault} u WHERE u.seq = o.seq AND u.id = o.id)
   UNION ALL
- SELECT u.seq, u.id, o.shard, o.event_type, o.aggregate_type, o.aggregate_id, u.attempts,
+ SELECT u.seq, u.id, {shard_of_o} AS shard, o.event_type, o.aggregate_type, o.aggregate_id, u.attempts,
         u.failure_class, u.failure_error, u.failed_at, false, true
    FROM {fault} u LEFT JOIN {table} o ON o.id = u.id AND o.seq = u.seq) p
  WHERE ($1::text[] IS NULL OR p.event_type = ANY ($1))

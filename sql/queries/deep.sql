@@ -9,12 +9,12 @@ WITH f AS MATERIALIZED (SELECT s.shard, s.floor FROM {shard} s WHERE s.shard = A
      next AS MATERIALIZED (
         SELECT min(x.seq) AS seq FROM f CROSS JOIN LATERAL (
             SELECT o.seq FROM {table} o
-             WHERE o.shard = f.shard AND o.aside IS NULL AND o.seq > $2::bigint AND o.seq <= f.floor
+             WHERE {shard_of_o} = f.shard AND o.aside IS NULL AND o.seq > $2::bigint AND o.seq <= f.floor
              ORDER BY o.seq LIMIT 1) x),
      lost AS MATERIALIZED (
         SELECT f.shard, f.floor, x.rows, x.lowest FROM f CROSS JOIN LATERAL (
             SELECT count(*) AS rows, min(o.seq) AS lowest FROM {table} o
-             WHERE o.shard = f.shard AND o.aside IS NULL AND o.seq > $1::bigint AND o.seq <= least($2::bigint, f.floor)
+             WHERE {shard_of_o} = f.shard AND o.aside IS NULL AND o.seq > $1::bigint AND o.seq <= least($2::bigint, f.floor)
                AND o.sent_at IS NULL
                AND (NOT (SELECT EXISTS (SELECT FROM {fault})) OR (SELECT 1 FROM {fault} u WHERE u.seq = o.seq AND u.id = o.id) IS NULL)) x
          WHERE x.rows > 0)

@@ -8,13 +8,13 @@
 WITH chosen AS MATERIALIZED (
         SELECT x.* FROM unnest($1::smallint[], $2::bigint[]) f(shard, cursor)
          CROSS JOIN LATERAL (
-            SELECT o.shard, o.due_at, o.seq, o.ctid AS c FROM {table} o
-             WHERE o.shard = f.shard AND o.aside IN ('deferred', 'scheduled') AND o.due_at <= statement_timestamp()
+            SELECT {shard_of_o} AS shard, o.due_at, o.seq, o.ctid AS c FROM {table} o
+             WHERE {shard_of_o} = f.shard AND o.aside IN ('deferred', 'scheduled') AND o.due_at <= statement_timestamp()
                AND o.seq <= f.cursor AND o.sent_at IS NULL
                AND (NOT (SELECT EXISTS (SELECT FROM {fault})) OR (SELECT 1 FROM {fault} u WHERE u.seq = o.seq AND u.id = o.id) IS NULL)
              ORDER BY o.due_at, o.seq LIMIT $3::int) x
          ORDER BY x.due_at, x.seq LIMIT $3::int)
 SELECT o.aside, $4::bool AND o.aggregate_id IS NOT NULL AND {blocker} AS is_blocked,
-       o.shard, {row}
+       {shard_of_o} AS shard, {row}
   FROM chosen JOIN {table} o ON o.ctid = chosen.c
  ORDER BY chosen.due_at, chosen.seq

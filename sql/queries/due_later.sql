@@ -7,5 +7,5 @@ SELECT date_part('epoch', min(x.due_at)) - date_part('epoch', statement_timestam
   FROM unnest($1::smallint[]) f(shard)
  CROSS JOIN LATERAL (
         SELECT o.due_at FROM {table} o
-         WHERE o.shard = f.shard AND o.aside IN ('deferred', 'scheduled') AND o.due_at > statement_timestamp()
+         WHERE {shard_of_o} = f.shard AND o.aside IN ('deferred', 'scheduled') AND o.due_at > statement_timestamp()
          ORDER BY o.due_at, o.seq LIMIT 1) x

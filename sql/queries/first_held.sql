@@ -4,7 +4,7 @@
 -- Index:   {aside_key_index}, one descent.
 -- Caller:  relay/settling.py, after a refusal.
 SELECT l.shard, l.seq, l.id, l.attempts FROM (
-    SELECT o.shard, o.seq, o.id, o.attempts, o.aside FROM {table} o
+    SELECT {shard_of_o} AS shard, o.seq, o.id, o.attempts, o.aside FROM {table} o
      WHERE hashtextextended((coalesce(o.aggregate_type, '') || chr(31) || o.aggregate_id) COLLATE "C", 0)
          = hashtextextended(($1::text || chr(31) || $2::text) COLLATE "C", 0)
        AND o.aside IS NOT NULL AND o.holds AND o.aggregate_id = $2::text AND coalesce(o.aggregate_type, '') = $1::text

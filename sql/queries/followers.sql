@@ -4,7 +4,7 @@
 -- Locks:   none.
 -- Index:   {aside_key_index}, one descent a head; then by address. Rows of the fault table hold nothing.
 -- Caller:  relay/outbox.py `followers`.
-SELECT x.aside, false AS is_blocked, o.shard, {row}
+SELECT x.aside, false AS is_blocked, {shard_of_o} AS shard, {row}
   FROM unnest($1::text[], $2::text[], $3::bigint[], $4::bigint[]) k(t, a, seq, cursor)
  CROSS JOIN LATERAL (
         SELECT n.c, n.aside, bool_and(n.aside = 'held' AND n.seq <= k.cursor) OVER (ORDER BY n.seq) AS is_next FROM (

@@ -8,7 +8,7 @@
 -- Caller:  relay/outbox.py `held_keys`.
 WITH look AS MATERIALIZED (
         SELECT hashtextextended((coalesce(o.aggregate_type, '') || chr(31) || o.aggregate_id) COLLATE "C", 0) AS hash,
-               o.seq, o.id, o.shard, o.aside, o.holds, coalesce(o.aggregate_type, '') AS t, o.aggregate_id AS a
+               o.seq, o.id, {shard_of_o} AS shard, o.aside, o.holds, coalesce(o.aggregate_type, '') AS t, o.aggregate_id AS a
           FROM {table} o
          WHERE o.aside IS NOT NULL
            AND (hashtextextended((coalesce(o.aggregate_type, '') || chr(31) || o.aggregate_id) COLLATE "C", 0), o.seq)

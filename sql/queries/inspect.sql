@@ -14,6 +14,6 @@ SELECT c.relkind = 'p' OR EXISTS (SELECT FROM pg_inherits i WHERE i.inhparent = 
        {fingerprint} AS fingerprint
   FROM pg_class c
  CROSS JOIN (SELECT max(x.seq) AS seq FROM generate_series(0, 63) f(shard) CROSS JOIN LATERAL (
-                SELECT o.seq FROM {table} o WHERE o.shard = f.shard::smallint AND o.aside IS NULL
+                SELECT o.seq FROM {table} o WHERE {shard_of_o} = f.shard::smallint AND o.aside IS NULL
                  ORDER BY o.seq DESC LIMIT 1) x) top
  WHERE c.oid = {table_oid}

@@ -18,7 +18,7 @@ SELECT e.ended, f.shard, x.*
   LEFT JOIN LATERAL (
         SELECT {row}{is_blocked}
           FROM {table} o
-         WHERE o.shard = f.shard AND o.aside IS NULL AND o.seq > least(f.cursor, e.low)
+         WHERE {shard_of_o} = f.shard AND o.aside IS NULL AND o.seq > least(f.cursor, e.low)
            AND o.seq <= least($8::bigint, least(f.cursor, e.low) + $10::bigint) AND o.sent_at IS NULL
            AND (NOT (SELECT EXISTS (SELECT FROM {fault})) OR (SELECT 1 FROM {fault} u WHERE u.seq = o.seq AND u.id = o.id) IS NULL)
          ORDER BY o.seq LIMIT $9::int) x ON true

@@ -7,7 +7,7 @@
 WITH t AS (
         SELECT x.c, x.seq FROM unnest($1::smallint[]) f(shard) CROSS JOIN LATERAL (
             SELECT o.ctid AS c, o.seq FROM {table} o
-             WHERE o.shard = f.shard AND o.aside = 'parked' AND o.holds = NOT $2::bool
+             WHERE {shard_of_o} = f.shard AND o.aside = 'parked' AND o.holds = NOT $2::bool
                AND coalesce(o.failure_class, '') NOT IN ('expired', 'unmarkable')
                AND o.holds <> ($2::bool AND o.aggregate_id IS NOT NULL)
              LIMIT $3::int FOR NO KEY UPDATE SKIP LOCKED) x

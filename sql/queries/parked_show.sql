@@ -4,7 +4,7 @@
 -- Locks:   none.
 -- Index:   the primary keys.
 -- Caller:  relay/parked_table.py, in a read-only transaction.
-SELECT k.id, coalesce(o.seq, u.seq) AS seq, o.shard, u.id IS NOT NULL AS is_fault, o.seq IS NOT NULL AS is_there,
+SELECT k.id, coalesce(o.seq, u.seq) AS seq, {shard_of_o} AS shard, u.id IS NOT NULL AS is_fault, o.seq IS NOT NULL AS is_there,
        o.event_type, o.schema_version, o.aggregate_type, o.aggregate_id, o.aggregate_version, o.producer,
        o.correlation_id, o.causation_id, o.traceparent, o.tracestate, o.content_type, o.content_encoding, o.priority,
        o.mandatory, o.exchange, o.routing_key,

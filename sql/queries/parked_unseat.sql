@@ -1,9 +1,10 @@
 -- Purpose: a promotion that an operator cannot make, for the row is locked or refuses it, is left to the shard's next owner,
 --          who looks for such keys (stuck_keys.sql): the present one is unseated (H3).
 -- Values:  $1 types ('' for none) and $2 ids of the keys.
+--          Their shards as parts/shard.sql has it.
 -- Locks:   the shards' rows, locked FOR UPDATE already.
 -- Index:   none needed, the table has 64 rows.
 -- Caller:  relay/parked_table.py.
 UPDATE {shard} s SET epoch = s.epoch + 1, owner = NULL, owner_pid = NULL, owner_backend_start = NULL, leased_until = NULL
- WHERE s.shard IN (SELECT (hashtextextended((k.t || chr(31) || k.a) COLLATE "C", 0) & 63)::smallint
+ WHERE s.shard IN (SELECT (hashtextextended(k.a COLLATE "C", hashtext(k.t COLLATE "C")) & 63)::smallint
                      FROM unnest($1::text[], $2::text[]) k(t, a))

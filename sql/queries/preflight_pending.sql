@@ -3,12 +3,12 @@
 -- Locks:   none.
 -- Index:   {read}, one descent a shard, above its floor; {aside_due}, one descent a shard.
 -- Caller:  relay/preflight/pending.py.
-SELECT s.shard, o.seq, o.id, o.event_type, o.aggregate_type, o.aggregate_id, o.exchange, o.routing_key,
-       o.schema_version, o.producer, o.correlation_id, o.causation_id, o.mandatory
+SELECT s.shard, x.seq, x.id, x.event_type, x.aggregate_type, x.aggregate_id, x.exchange, x.routing_key,
+       x.schema_version, x.producer, x.correlation_id, x.causation_id, x.mandatory
   FROM {shard} s CROSS JOIN LATERAL (
-       (SELECT * FROM {table} r WHERE r.shard = s.shard AND r.seq > s.floor AND r.aside IS NULL AND r.sent_at IS NULL
-         ORDER BY r.seq LIMIT $1::int)
+       (SELECT * FROM {table} o WHERE {shard_of_o} = s.shard AND o.seq > s.floor AND o.aside IS NULL AND o.sent_at IS NULL
+         ORDER BY o.seq LIMIT $1::int)
        UNION ALL
-       (SELECT * FROM {table} r WHERE r.shard = s.shard AND r.aside IN ('deferred', 'scheduled')
-         ORDER BY r.due_at, r.seq LIMIT $1::int)) o
- WHERE NOT EXISTS (SELECT FROM {fault} u WHERE u.seq = o.seq AND u.id = o.id)
+       (SELECT * FROM {table} o WHERE {shard_of_o} = s.shard AND o.aside IN ('deferred', 'scheduled')
+         ORDER BY o.due_at, o.seq LIMIT $1::int)) x
+ WHERE NOT EXISTS (SELECT FROM {fault} u WHERE u.seq = x.seq AND u.id = x.id)

@@ -5,6 +5,6 @@
 -- Caller:  relay/preflight/database.py.
 SELECT (SELECT CASE WHEN is_called THEN last_value ELSE last_value - 1 END FROM {sequence}) AS last_seq,
        greatest((SELECT max(o.seq) FROM {shard} s CROSS JOIN LATERAL (
-                    SELECT seq FROM {table} o WHERE o.shard = s.shard AND o.aside IS NULL
+                    SELECT seq FROM {table} o WHERE {shard_of_o} = s.shard AND o.aside IS NULL
                     ORDER BY o.seq DESC LIMIT 1) o),
                 (SELECT max(seq) FROM {table} WHERE aside IS NOT NULL)) AS newest_row

@@ -8,7 +8,7 @@
 WITH k AS MATERIALIZED (SELECT DISTINCT k.t, k.a FROM unnest($1::text[], $2::text[]) k(t, a)),
      lowest AS MATERIALIZED (
         SELECT l.*, k.t, k.a FROM k CROSS JOIN LATERAL (
-            SELECT o.ctid AS c, o.seq, o.shard, o.aside FROM {table} o
+            SELECT o.ctid AS c, o.seq, {shard_of_o} AS shard, o.aside FROM {table} o
              WHERE hashtextextended((coalesce(o.aggregate_type, '') || chr(31) || o.aggregate_id) COLLATE "C", 0)
                  = hashtextextended((k.t || chr(31) || k.a) COLLATE "C", 0)
                AND o.aside IS NOT NULL AND o.holds AND o.aggregate_id = k.a AND coalesce(o.aggregate_type, '') = k.t

@@ -9,7 +9,7 @@ WITH look AS MATERIALIZED (
      old AS MATERIALIZED (
         SELECT x.c, x.seq FROM {shard} s CROSS JOIN LATERAL (
             SELECT o.ctid AS c, o.seq, o.sent_at FROM {table} o
-             WHERE o.shard = s.shard AND o.aside IS NULL AND o.seq <= s.floor ORDER BY o.seq LIMIT (SELECT rows FROM look)) x
+             WHERE {shard_of_o} = s.shard AND o.aside IS NULL AND o.seq <= s.floor ORDER BY o.seq LIMIT (SELECT rows FROM look)) x
          WHERE s.owner = $1::text AND x.sent_at < statement_timestamp() - $2::float8 * interval '1 second'
          ORDER BY x.seq LIMIT $3::int),
      t AS (SELECT o.ctid AS c, o.seq FROM old JOIN {table} o ON o.ctid = old.c

@@ -6,7 +6,7 @@
 -- Caller:  relay/outbox.py `reload`.
 SELECT x.* FROM unnest($1::text[], $2::bigint[]) k(id, seq)
  CROSS JOIN LATERAL (
-    SELECT o.shard, {row} FROM {table} o
+    SELECT {shard_of_o} AS shard, {row} FROM {table} o
      WHERE o.id = k.id AND o.seq = k.seq AND o.sent_at IS NULL AND coalesce(o.aside, '') = ''
        AND (NOT (SELECT EXISTS (SELECT FROM {fault})) OR (SELECT 1 FROM {fault} u WHERE u.seq = o.seq AND u.id = o.id) IS NULL)
      LIMIT 1) x

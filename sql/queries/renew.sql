@@ -64,7 +64,7 @@ SELECT (SELECT array_agg(shard) FROM mine) AS shards,
        (SELECT m.paused_at IS NOT NULL FROM {meta} m) AS is_paused,
        (SELECT date_part('epoch', min(x.due_at)) - date_part('epoch', clock_timestamp()) FROM mine
          CROSS JOIN LATERAL (SELECT o.due_at FROM {table} o
-                              WHERE o.shard = mine.shard AND o.aside IN ('deferred', 'scheduled')
+                              WHERE {shard_of_o} = mine.shard AND o.aside IN ('deferred', 'scheduled')
                                 AND (NOT (SELECT EXISTS (SELECT FROM {fault})) OR (SELECT 1 FROM {fault} u WHERE u.seq = o.seq AND u.id = o.id) IS NULL)
                               ORDER BY o.due_at, o.seq LIMIT 1) x) AS next_due_in_s,
        {fingerprint} AS fingerprint,

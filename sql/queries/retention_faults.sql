@@ -4,7 +4,7 @@
 -- Locks:   none; under the shards' locks.
 -- Index:   the primary key a row; the fault table end to end.
 -- Caller:  relay/retention.py.
-SELECT o.shard, u.seq, u.id FROM {fault} u LEFT JOIN {table} o ON o.id = u.id AND o.seq = u.seq
+SELECT {shard_of_o} AS shard, u.seq, u.id FROM {fault} u LEFT JOIN {table} o ON o.id = u.id AND o.seq = u.seq
  WHERE u.failed_at < statement_timestamp() - $2::float8 * interval '1 second' AND u.seq <> ALL ($4::bigint[])
-   AND (o.shard IS NULL OR o.shard = ANY ($1::smallint[]))
+   AND ({shard_of_o} IS NULL OR {shard_of_o} = ANY ($1::smallint[]))
  ORDER BY u.failed_at, u.seq LIMIT $3::int

@@ -14,6 +14,6 @@ SELECT a.n, x.last_seq, x.rows, x.lowest_unsent
                        AND (NOT (SELECT EXISTS (SELECT FROM {fault}))
                             OR (SELECT 1 FROM {fault} u WHERE u.seq = o.seq AND u.id = o.id) IS NULL) AS is_unsent
                   FROM {table} o
-                 WHERE o.shard = s.shard AND o.aside IS NULL AND o.seq > a.above AND o.seq <= s.floor
+                 WHERE {shard_of_o} = s.shard AND o.aside IS NULL AND o.seq > a.above AND o.seq <= s.floor
                  ORDER BY o.seq LIMIT $4::int) y) x
  ORDER BY a.n

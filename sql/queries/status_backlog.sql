@@ -10,13 +10,13 @@ WITH moment AS (SELECT clock_timestamp() AS now),
      pending AS (
         SELECT p.is_due FROM floors s CROSS JOIN moment CROSS JOIN LATERAL (
             SELECT o.available_at IS NULL OR o.available_at <= moment.now AS is_due FROM {table} o
-            WHERE o.shard = s.shard AND o.seq > s.floor AND o.aside IS NULL AND o.sent_at IS NULL
+            WHERE {shard_of_o} = s.shard AND o.seq > s.floor AND o.aside IS NULL AND o.sent_at IS NULL
               AND NOT EXISTS (SELECT FROM {fault} u WHERE u.seq = o.seq AND u.id = o.id) LIMIT 100001) p
         LIMIT 100001),
      oldest AS (
         SELECT min(greatest(p.created_at, p.available_at)) AS since FROM floors s CROSS JOIN moment CROSS JOIN LATERAL (
             SELECT o.created_at, o.available_at FROM {table} o
-            WHERE o.shard = s.shard AND o.seq > s.floor AND o.aside IS NULL AND o.sent_at IS NULL
+            WHERE {shard_of_o} = s.shard AND o.seq > s.floor AND o.aside IS NULL AND o.sent_at IS NULL
               AND NOT EXISTS (SELECT FROM {fault} u WHERE u.seq = o.seq AND u.id = o.id)
               AND (o.available_at IS NULL OR o.available_at <= moment.now)
             ORDER BY o.seq LIMIT 1) p)

@@ -11,6 +11,7 @@ from relay.database import connect
 from relay.outbox_sql import fingerprint_sql
 from relay.preflight import deep
 from relay.preflight.finding import Level
+from relay.rows import shard_sql
 
 
 async def fill(database: asyncpg.Connection) -> None:
@@ -37,7 +38,7 @@ async def test_every_row_is_looked_at_once(
     said: list[str] = []
     findings = await deep.check(settings, said.append)
     wanted = await database.fetch(
-        "SELECT shard, count(*) AS rows, min(seq) AS lowest_seq FROM outbox"
+        f"SELECT {shard_sql()} AS shard, count(*) AS rows, min(seq) AS lowest_seq FROM outbox o"
         " WHERE sent_at IS NULL AND seq <= 900 GROUP BY 1 ORDER BY 1"
     )
     assert all(finding.level is Level.ERROR and finding.details and finding.mend for finding in findings)

@@ -74,6 +74,12 @@ async def test_findings_of_the_schema(
     assert words in await found(database_url, check, level)
 
 
+async def test_who_deletes_needs_no_room_for_marks(database: asyncpg.Connection, database_url: str) -> None:
+    await database.execute("ALTER TABLE outbox SET (fillfactor = 100)")
+    (marks,) = [each for each in await findings(database_url, RELAY_SENT_ROWS="delete") if each.check == "marks"]
+    assert (marks.level, marks.text) == (Level.OK, "none: sent rows are deleted")
+
+
 async def test_a_default_of_read_only_is_no_surprise(database: asyncpg.Connection, database_url: str) -> None:
     name = database_url.rpartition("/")[2]
     await database.execute(f'ALTER DATABASE "{name}" SET default_transaction_read_only = on')

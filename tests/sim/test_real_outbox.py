@@ -11,6 +11,7 @@ import pytest
 from relay.core.ports import Outbox
 from relay.migrate import migrate
 from relay.outbox import PostgresOutbox
+from relay.rows import shard_sql
 from relay.urls import database_target
 from relay.values import table_name
 
@@ -93,7 +94,7 @@ class PostgresTable:
 
     async def row(self, id_: str) -> Seen | None:
         found = await self._connection.fetchrow(
-            "SELECT seq, shard, aside, attempts, sent_at IS NOT NULL FROM outbox WHERE id = $1", id_
+            f"SELECT seq, {shard_sql()}, aside, attempts, sent_at IS NOT NULL FROM outbox o WHERE id = $1", id_
         )
         return None if found is None else Seen(*found)
 
