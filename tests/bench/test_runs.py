@@ -73,7 +73,7 @@ def test_a_missing_compiler_says_what_to_install(monkeypatch: pytest.MonkeyPatch
 def test_a_probe_compares_reads_without_and_with(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(growth, "ROUNDS", 1)
     (run,) = growth.open_writer(rig, open_s=2, seconds=1)
-    assert min(run["reads"]) > 5
+    assert min(run["reads"]) > 0
     assert run["growth"] == pytest.approx(run["read_ms"] / run["read_ms_without"], rel=0.01)
     assert run["latency"]["p50_ms"] > 0
 

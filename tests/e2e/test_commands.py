@@ -214,10 +214,15 @@ async def test_status_watch_ends_on_interrupt(site: Site) -> None:
         stderr=subprocess.PIPE,
     )
     assert process.stdout is not None
-    async with asyncio.timeout(20):
-        await process.stdout.readuntil(b"relays")
-        process.send_signal(signal.SIGINT)
-        _, stderr = await process.communicate()
+    try:
+        async with asyncio.timeout(20):
+            await process.stdout.readuntil(b"relays")
+            process.send_signal(signal.SIGINT)
+            _, stderr = await process.communicate()
+    finally:
+        if process.returncode is None:
+            process.kill()
+            await process.communicate()
     assert (process.returncode, stderr) == (0, b"")
 
 

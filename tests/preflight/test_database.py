@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import time
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -91,7 +92,7 @@ async def test_a_clock_that_is_an_hour_off(
 ) -> None:
     monkeypatch.setattr(preflight, "time", SimpleNamespace(time=lambda: time.time() + 3600))
     text = await found(database_url, "clock", Level.WARNING)
-    assert "3600.0 s behind" in text or "3599.9 s behind" in text
+    assert re.search(r"\b3(599|600)\.\d s behind", text), text
 
 
 async def test_old_transactions_and_dead_rows(
@@ -102,15 +103,19 @@ async def test_old_transactions_and_dead_rows(
     async with other.transaction(isolation="repeatable_read"):
         await other.execute("SELECT 1")
         assert "pg_stat_activity" in await found(database_url, "transactions", Level.WARNING)
+    await other.execute("INSERT INTO outbox (event_type) SELECT 'x' FROM generate_series(1, 12000)")
+    await other.execute("DELETE FROM outbox")
+    # A session hands its statistics in when it ends; an idle one may take ten seconds.
     await other.close()
-    await database.execute("INSERT INTO outbox (event_type) SELECT 'x' FROM generate_series(1, 12000)")
-    await database.execute("DELETE FROM outbox")
 
     async def lags() -> bool:
         here = [finding for finding in await findings(database_url) if finding.check == "autovacuum"]
         return "lags: 12,000 dead rows" in here[0].text and here[0].level is Level.WARNING
 
-    await eventually(lags, interval_s=0.1)
+    async with database.transaction():
+        # Autovacuum, which would mend it, passes over a table that somebody has locked.
+        await database.execute("LOCK TABLE outbox IN SHARE UPDATE EXCLUSIVE MODE")
+        await eventually(lags, interval_s=0.1)
 
 
 async def test_what_a_role_may_do(
