@@ -4,6 +4,9 @@ No message is seen twice, and all that stay go back together. Why by consumers: 
 consumer gives back, as it ends, and of up to 32 of them; it keeps none of many single `basic.get`s or `basic.nack`s
 (rabbit_fifo, tried on 3.10). A consumer whose prefetch is full of left messages is followed by another one, with a larger
 prefetch; memory holds the bodies that one of them was sent.
+
+Publishing what stays to the queue's own end would keep the order of any number, but not of a run that is interrupted in the
+middle; it would begin each message's retention anew, and need the right to write to every queue.
 """
 
 from __future__ import annotations

@@ -416,7 +416,7 @@ async def test_from_the_delivery_limit_to_parking_and_back_and_retried_again(bro
         channel = await connection.channel()
         await send(channel, "orders", "order.paid", "poison", type="order.paid")
         for _ in range(2):
-            await (await message_of(channel, "inv")).nack(requeue=True)
+            await (await message_of(channel, "inv")).reject(requeue=True)
         await (await message_of(channel, PARKING)).nack(requeue=True)
         done = await broker.relay("redrive", PARKING, "--where", "x-first-death-reason=delivery_limit")
         assert done.returncode == 0, done.stdout + done.stderr
