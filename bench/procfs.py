@@ -36,6 +36,11 @@ def process_cpu_s(pid: int) -> float:
     return (int(fields[11]) + int(fields[12])) / _TICKS_PER_S
 
 
+def run_time_s(pid: int) -> float:
+    """The time that a process' first thread has run, to the nanosecond: for what takes less than many ticks."""
+    return int(Path(f"/proc/{pid}/schedstat").read_text().split()[0]) / 1e9
+
+
 def family_cpu_s(pid: int) -> float:
     """A process, its live children, and those that it has waited for.
 
