@@ -217,6 +217,7 @@ class Settler:
                     engine.chains.note_holding(row, serial)
                     if engine.chains.drop_followers(row):
                         engine.note_due(0.0)
+                    engine.test(engine.chains.test_behind(row))
         if settled.changed:
             # Before anything of their keys becomes ready.
             self._load_anew(settled.changed)

@@ -483,6 +483,17 @@ class Chains:
         self._forget_all(gone)
         return bool(gone)
 
+    def test_behind(self, row: Row) -> list[Row]:
+        """The row was tested and holds its key from now on, for a lower one came back beneath it: those above it that came
+        when the key was free must not go before it, and are tested too (H2)."""
+        chain = row.chain
+        behind = [later for later in chain or () if later.seq > row.seq and later.state in _UNTESTED]
+        for later in behind:
+            self._leave_backoff(later)
+            self.wanted.pop(later.seq, None)
+            later.state = _TESTING
+        return behind
+
     def note_moved(self, seq: int, ctid: Ctid) -> bool:
         """The row was promoted in the table: another address, and due by now. Whether it is here already."""
         row = self._rows.get(seq)
@@ -609,3 +620,4 @@ def _seq(row: Row) -> int:
 
 
 _MOVABLE = frozenset({_WAITING, _READY, _BACKOFF, _TESTING})
+_UNTESTED = frozenset({_WAITING, _READY, _BACKOFF})

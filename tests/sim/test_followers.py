@@ -138,6 +138,39 @@ def test_h4_a_void_decision_drops_what_was_loaded_behind_it() -> None:
     play(script, settings(continues=True))
 
 
+def test_h2_what_stands_behind_a_row_that_becomes_held_is_tested_too() -> None:
+    """`continue`: 2 is to be parked, an application changes it, and the operator redrives 1 beneath it: 2 is loaded anew and
+    held behind 1. 3, read when the key was free, went before it."""
+
+    async def script(world: World) -> None:
+        relay = world.start()
+        world.rabbit.route("nowhere", False)
+        world.rabbit.route("neither", False)
+        w = world.begin()
+        a1, a2 = world.insert(w, "a", event_type="nowhere"), world.insert(w, "a", event_type="neither")
+        a3 = world.insert(w, "a")
+        world.commit(w)
+        await is_aside(world, a1, "parked")
+        settle = world.stop_at("settle", relay=relay, when=parks)
+        await settle.reached()
+        (stored,) = (row for row in world.database.rows.values() if row.id == a2)
+        world.database.updated(stored)
+        world.rabbit.route("nowhere", True)
+        world.rabbit.mute(True)
+        await world.operate("redrive", [a1])
+        await in_flight(world, a1, copies=2)
+        # What is held is not known completely: each row is tested.
+        relay.program.runner.engine.chains.holding.take_up(0)
+        settle.resume()
+        await is_aside(world, a2, "held")
+        world.rabbit.route("neither", True)
+        world.rabbit.mute(False)
+        await world.delivered(a1, a2, a3)
+        assert world.order("a") == [a1, a2, a3]
+
+    play(script, settings(parks=True, continues=True))
+
+
 def test_h4_a_newcomer_between_followers() -> None:
     """1 is in flight, 2 and 4 loaded behind it; 3 commits late and is moved aside: 4 goes after it."""
 
