@@ -18,9 +18,6 @@ MUTANTS: tuple[Mutant, ...] = (*reading.MUTANTS, *aside.MUTANTS, *leases.MUTANTS
 ELUSIVE: frozenset[str] = frozenset(
     {
         "h4_followers_cursor",
-        "h4_followers_newcomer",
-        "o2_created_at",
-        "o2_no_shard_lock",
         "s2_parks_by_seq",
         "s4_holds_nobody",
     }

@@ -49,6 +49,8 @@ class BrokerOptions:
     confirm: Span = (0.001, 0.001)
     nacks: float = 0.0
     nacked_and_kept: float = 0.3
+    returns: float = 0.0
+    """Of the messages of type `flaky`: those that find no route though it is there most of the time."""
     multiple: float = 0.5
     pipe_rows: int = 100_000
     cut_noticed: Span = (0.0, 0.0)
@@ -332,7 +334,7 @@ class FakeLink:
         message.verdict = Outcome.ACKED
         if rabbit.scripted:
             message.verdict = rabbit.scripted.popleft()
-        elif row.event_type in rabbit.unroutable:
+        elif row.event_type in rabbit.unroutable or self._strays(row):
             message.verdict = Outcome.RETURNED if self._mandatory else Outcome.ACKED
         elif row.event_type in rabbit.full:
             message.verdict = Outcome.NACKED
@@ -350,6 +352,10 @@ class FakeLink:
             rabbit.history.note("queue", "gets", f"{row.id} seq {row.seq} from {self.relay}")
         if message.verdict == Outcome.ACKED:
             rabbit.oracle.accepted(row.id)
+
+    def _strays(self, row: Row) -> bool:
+        returns = self._rabbit.options.returns
+        return returns > 0 and row.event_type == "flaky" and self._rabbit.random.random() < returns
 
     def _refuse(self, message: Message) -> None:
         rabbit = self._rabbit

@@ -22,6 +22,7 @@ STEPS = (
     ("settle", "after"),
     ("settle", "after"),
     ("settle", "after"),
+    ("settle", "after"),
     ("page", "after"),
     ("due", "after"),
     ("followers", "after"),
@@ -159,12 +160,29 @@ class Faults:
         stop.resume()
         self._top_up()
 
+    async def _do_sever(self, rng: random.Random) -> None:
+        """A relay does not hear that its decisions were written: they are, or are not, when it is back."""
+        relay = self._some(rng)
+        if relay is None:
+            return
+        stop = self._world.stop_at("settle", at=rng.choice(["between", "after", "after"]), relay=relay, when=_decides)
+        try:
+            call = await stop.reached(AMBUSH_S)
+        except TimeoutError:
+            self._world.network.stops.remove(stop)
+            return
+        await self._lose_answer(rng, relay, call)
+        stop.resume()
+
     async def _kill(self, rng: random.Random, relay: Relay, call: Call) -> None:
         self._world.kill_noticed = (0.0, rng.choice([0.0, 0.03]))
         relay.kill()
 
     async def _lose_answer(self, rng: random.Random, relay: Relay, call: Call) -> None:
+        """The relay is cut off just now; an operator may act before it is back."""
         relay.outbox.cut(rng.choice([0.0, 0.1, 1.0]))
+        if self._climate.has_operator and call.is_applied and rng.random() < 0.5:
+            await self._world.operate("redrive", [row.id for row in self._world.parked()])
 
     async def _hold_up(self, rng: random.Random, relay: Relay, call: Call) -> None:
         """The statement takes long."""

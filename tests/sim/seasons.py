@@ -52,6 +52,7 @@ def contend(drawn: Climate, rng: random.Random) -> None:
     drawn.open_share = rng.choice([0.05, 0.4])
     drawn.grip_share = rng.choice([0.0, 0.3])
     drawn.options.broker.confirm = (0.0, rng.choice([0.001, 0.05, 0.3]))
+    drawn.options.broker.returns = rng.choice([0.0, 0.5])
     drawn.options.settings = replace(
         drawn.options.settings,
         ordering=Ordering.STRICT,
@@ -60,10 +61,54 @@ def contend(drawn: Climate, rng: random.Random) -> None:
         age_max_s=rng.choice([None, 1.0]),
     )
     drawn.sure_faults.append("unbind")
-    drawn.sure_faults += rng.choice([[], ["ambush"] * 3, ["ambush"] * 3, ["terminate"], ["unseat"], ["kill"]])
+    drawn.sure_faults += rng.choice([[], ["ambush"] * 3, ["sever"] * 3, ["sever"] * 3, ["unseat"], ["kill"]])
     drawn.other_faults_max = rng.choice([0, 0, 4])
     # Routes are there most of the time: what failed goes then, and those that it held behind it.
     drawn.fault_rates = (0.3, 1.0, 2.0)
+
+
+def tangle(drawn: Climate, rng: random.Random) -> None:
+    """Few keys, whose writers overlap and whose heads fail now and then: rows come late, below those that are held."""
+    drawn.has_application = drawn.has_operator = drawn.has_poison = False
+    drawn.keys, drawn.key_life_s = rng.choice([2, 4]), rng.choice([None, 2.0])
+    drawn.is_guarded = rng.random() < 0.2
+    drawn.writers = [10.0 for _ in range(rng.choice([2, 4]))]
+    drawn.seconds = rng.choice([5.0, 10.0])
+    drawn.open_share = rng.choice([0.3, 0.6])
+    drawn.grip_share = rng.choice([0.0, 0.3])
+    drawn.flaky_share = rng.choice([0.2, 0.4])
+    drawn.options.broker.nacks = 0.0
+    drawn.options.broker.confirm = (0.0, rng.choice([0.02, 0.2]))
+    drawn.options.settings = replace(
+        drawn.options.settings,
+        ordering=Ordering.STRICT,
+        on_unroutable=Unroutable.RETRY,
+        retry_delays_s=(0.1,) * 20,
+        age_max_s=None,
+        rate_max=None,
+    )
+    drawn.options.broker.returns = rng.choice([0.3, 0.6])
+    drawn.sure_faults += rng.choice([["unbind"], ["unseat"], ["kill"], ["stop"]])
+    drawn.fault_rates = (0.3, 1.0)
+    drawn.other_faults_max = 0
+
+
+def neglect(drawn: Climate, rng: random.Random) -> None:
+    """Nobody looks after what is parked but its retention."""
+    drawn.has_operator = False
+    drawn.seconds = 25.0
+    drawn.writers = [rng.choice([0.5, 1.5]) for _ in range(2)]
+    drawn.key_life_s = rng.choice([1.0, 4.0])
+    drawn.flaky_share = 0.4
+    drawn.options.settings = replace(
+        drawn.options.settings,
+        ordering=Ordering.STRICT,
+        on_unroutable=rng.choice([Unroutable.RETRY, Unroutable.PARK, Unroutable.PARK]),
+        retry_delays_s=(0.5, 2.0),
+        parked_retention_s=rng.choice([0.5, 2.0, 5.0]),
+    )
+    drawn.sure_faults.append("unbind")
+    drawn.other_faults_max = rng.choice([0, 0, 2])
 
 
 def tug(drawn: Climate, rng: random.Random) -> None:
@@ -115,7 +160,16 @@ def calm(drawn: Climate, rng: random.Random) -> None:
     """Nothing fails."""
 
 
-STORMY: Final[dict[Season, int]] = {mix: 4, fray: 2, contend: 5, tug: 2, restore: 1, rush: 3}
+STORMY: Final[dict[Season, int]] = {
+    mix: 4,
+    fray: 2,
+    contend: 4,
+    tangle: 2,
+    neglect: 1,
+    tug: 2,
+    restore: 1,
+    rush: 3,
+}
 QUIET: Final[dict[Season, int]] = {calm: 1, rush: 1, listen: 2}
 
 

@@ -108,7 +108,7 @@ async def _heal(world: World, faults: Faults) -> None:
     faults.heal()
     world.pause(False)
     world.rabbit.route("flaky", True)
-    world.rabbit.options.nacks = 0.0
+    world.rabbit.options.nacks = world.rabbit.options.returns = 0.0
     options = world.database.options
     options.page_refusals = options.settle_refusals = options.other_refusals = options.slow_share = 0.0
     world.network.stalled_until = 0.0
