@@ -58,6 +58,8 @@ class DbShard:
     owner_pid: int | None = None
     leased_until: float = 0.0
     floor: int = 0
+    last_seq: int = 0
+    """S when the shard was last claimed, renewed or released."""
     parked_hold: bool | None = None
 
 
@@ -65,6 +67,7 @@ class DbShard:
 class DbRelay:
     heartbeat: float
     is_available: bool
+    pid: int
 
 
 @dataclass(slots=True)
@@ -446,10 +449,10 @@ class Database:
     def is_bell_held_by_writers(self) -> bool:
         return any(each.holds_bell for each in self.transactions.values())
 
-    def ring(self) -> None:
-        """NOTIFY at a commit, to every listening session."""
+    def ring(self, but: str = "") -> None:
+        """NOTIFY at a commit, to every listening session; a relay does not heed its own."""
         for session, on_ring in list(self.listeners.items()):
-            if session.is_alive:
+            if session.is_alive and session.instance != but:
                 self.loop.call_later(self.draw(self.options.latency), on_ring, context=OUTSIDE)
 
     # -------------------------------------------------------- keys
@@ -491,7 +494,8 @@ class Database:
         """Raise the epoch and clear the owner: an operator leaves the rest to the next one, or has lowered the floor."""
         before = self.shards[shard]
         lowest = before.floor if floor is None else min(floor, before.floor)
-        self.put_shard(shard, DbShard(before.epoch + 1, floor=lowest, parked_hold=before.parked_hold))
+        unseated = replace(before, epoch=before.epoch + 1, owner=None, owner_pid=None, leased_until=0.0, floor=lowest)
+        self.put_shard(shard, unseated)
         if before.owner is not None:
             self.oracle.taken(shard, before.owner)
 

@@ -63,11 +63,12 @@ class FakeOutbox(Settling):
                 database.oracle.taken(number, shard.owner)
                 if database.is_pid_alive(shard.owner_pid):
                     self._judge_run_out(number, shard.owner)
-            is_void = shard.floor > database.last_seq()
+            last_seq = database.last_seq()
+            is_void = shard.floor > 0 and last_seq < max(shard.floor, shard.last_seq)
             until = database.now() + database.options.lease_s
             is_same = shard.parked_hold == self.parked_holds
             floor, policy = 0 if is_void else shard.floor, self.parked_holds if is_same else None
-            database.put_shard(number, DbShard(shard.epoch + 1, self.instance, pid, until, floor, policy))
+            database.put_shard(number, DbShard(shard.epoch + 1, self.instance, pid, until, floor, last_seq, policy))
             self._grant(number)
             claims.append(Claim(number, shard.epoch + 1, floor, is_void, not is_same))
         self._commit()
@@ -104,25 +105,30 @@ class FakeOutbox(Settling):
         database = self.database
         now = database.now()
         renewed = set()
+        last_seq = database.last_seq()
         until = now + database.options.lease_s
         for number, mine in sorted(held.items()):
             shard = database.shards[number]
             if shard.owner != self.instance or shard.epoch != mine.epoch or number in database.exclusive:
                 continue
-            floor = shard.floor if mine.floor is None else mine.floor
-            if mine.floor is not None:
-                self._judge_floor(number, floor)
-            database.put_shard(number, DbShard(shard.epoch, shard.owner, pid, until, floor, shard.parked_hold))
+            floor = self._floor(number, mine.floor)
+            database.put_shard(
+                number, DbShard(shard.epoch, shard.owner, pid, until, floor, last_seq, shard.parked_hold)
+            )
             self._grant(number)
             renewed.add(number)
-        database.put_relay(self.instance, DbRelay(now, available))
+        database.put_relay(self.instance, DbRelay(now, available, pid))
         self._commit()
         mine_now = {
             number: (shard.epoch, shard.floor)
             for number, shard in database.shards.items()
             if shard.owner == self.instance
         }
-        live = [each for each in database.relays.values() if each.heartbeat > now - database.options.lease_s]
+        live = [
+            each
+            for each in database.relays.values()
+            if each.heartbeat > now - database.options.lease_s and database.is_pid_alive(each.pid)
+        ]
         due = [
             row.due_at
             for number in mine_now
@@ -132,12 +138,24 @@ class FakeOutbox(Settling):
         return Renewal(
             renewed=frozenset(renewed),
             mine=mine_now,
-            claimable=sum(map(self._is_claimable, database.shards.values())),
+            claimable=sum(
+                1 for each in database.shards.values() if each.owner != self.instance and self._is_claimable(each)
+            ),
             relays=sum(1 for each in live if each.is_available),
             is_paused=bool(database.meta["paused"]),
             database_time=now,
             next_due_in_s=min(due) - now if due else None,
         )
+
+    def _floor(self, number: int, floor: int | None) -> int:
+        """What the shard's floor becomes: it only rises, to S at most, and counts for nothing once S has fallen below it."""
+        stored, last_seq = self.database.shards[number].floor, self.database.last_seq()
+        if stored > last_seq:
+            return 0
+        if floor is None:
+            return stored
+        self._judge_floor(number, floor)
+        return max(stored, min(floor, last_seq))
 
     def _judge_floor(self, shard: int, floor: int) -> None:
         """R5: nothing that is yet to be read, committed or not, may lie at or below a stored floor."""
@@ -167,10 +185,10 @@ class FakeOutbox(Settling):
         for number, mine in sorted(held.items()):
             shard = database.shards[number]
             if shard.owner == self.instance and shard.epoch == mine.epoch:
-                if mine.floor is not None:
-                    self._judge_floor(number, mine.floor)
-                floor = shard.floor if mine.floor is None else mine.floor
-                database.put_shard(number, replace(shard, owner=None, owner_pid=None, leased_until=0.0, floor=floor))
+                floor = self._floor(number, mine.floor)
+                database.put_shard(
+                    number, DbShard(shard.epoch, None, None, 0.0, floor, database.last_seq(), shard.parked_hold)
+                )
                 given.append(number)
         self._commit()
         self._note("releases", [each for each in given if self._has_rows(each)])
@@ -411,7 +429,7 @@ class FakeOutbox(Settling):
         database = self.database
         if database.bell_owner is not None and database.bell_owner.instance == self.instance:
             database.bell_owner = None
-            database.ring()
+            database.ring(but=self.instance)
 
     async def purge(self, older_than_s: float, limit: int) -> int:
         return await self._call("purge", "reader", at_once(lambda: self._purge(older_than_s, limit)))
@@ -419,11 +437,19 @@ class FakeOutbox(Settling):
     def _purge(self, older_than_s: float, limit: int) -> int:
         database = self.database
         before = database.now() - older_than_s
-        old = [row for row in database.rows.values() if row.sent_at is not None and row.sent_at < before]
+        old = [
+            row
+            for row in database.rows.values()
+            if row.sent_at is not None and row.sent_at < before and self._is_below_my_floor(row)
+        ]
         for row in old[:limit]:
             database.delete_row(row)
         self._commit()
         return min(limit, len(old))
+
+    def _is_below_my_floor(self, row: DbRow) -> bool:
+        shard = self.database.shards[row.shard]
+        return shard.owner == self.instance and row.seq <= shard.floor
 
     async def search(self, positions: Sequence[tuple[int, int]], limit: int) -> Searched:
         return await self._call("search", "reader", at_once(lambda: self._search(positions, limit)), positions)

@@ -7,6 +7,7 @@ Cases do not time anything but the lease's end; they work on whatever shards the
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
@@ -18,6 +19,7 @@ from relay.core.ports import (
     Claim,
     Held,
     Outbox,
+    OutboxInfo,
     Page,
     PageRequest,
     Setback,
@@ -44,13 +46,27 @@ class OpenWriter(Protocol):
 
 
 class Table(Protocol):
-    """`relay` opens all sessions of one more relay; `drop` ends them without a release, as a kill does."""
+    """`relay` opens all sessions of one more relay; `drop` ends them without a release, as a kill does.
+
+    `rings` and `losses` are what the relays were told, by their names.
+    """
+
+    rings: Counter[str]
+    losses: list[tuple[str, str]]
 
     async def begin(self) -> OpenWriter: ...
     async def insert(
         self, key: str | None, count: int = 1, *, available_in_s: float | None = None, size: int = 10
     ) -> list[str]: ...
-    async def relay(self, name: str) -> Outbox: ...
+    async def relay(self, name: str, *, holds_when_parked: bool = True) -> Outbox: ...
+    async def open(self, relay: Outbox, name: str) -> OutboxInfo:
+        """Once more, after its sessions were closed or lost."""
+        ...
+
+    async def sever(self, name: str) -> None:
+        """The server ends the session of this relay that renews."""
+        ...
+
     async def drop(self, relay: Outbox) -> None: ...
     async def row(self, id_: str) -> Seen | None: ...
     async def touch(self, id_: str) -> None:
@@ -61,6 +77,20 @@ class Table(Protocol):
         """An application locks the row until the returned function is called."""
         ...
 
+    async def delete(self, id_: str) -> None: ...
+    async def refuse(self, id_: str) -> None:
+        """From now on every change of the row fails, whoever makes it."""
+        ...
+
+    async def run_out(self, shard: int) -> None:
+        """Its lease has passed."""
+        ...
+
+    async def set_back(self, last_seq: int) -> None:
+        """The sequence: it goes on behind this one."""
+        ...
+
+    async def pause(self, on: bool) -> None: ...
     async def steal(self, shard: int) -> None:
         """Another owner has the shard under the same epoch: what a rewound database can come to."""
         ...

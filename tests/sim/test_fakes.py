@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
 
 import pytest
 
-from relay.core.ports import Held, Outbox, Settlement
+from relay.core.ports import Held, Outbox, OutboxInfo, Settlement
 from relay.errors import DatabaseLost
 
-from . import outbox_suite
+from . import chores_suite, outbox_suite
 from .bench import Bench
 from .database import Database, DatabaseOptions, Transaction
 from .loop import Deadlock, Process, Runaway, VirtualLoop, run_virtual
@@ -37,6 +38,11 @@ class FakeWriter:
 class FakeTable(Bench):
     """`outbox_suite.Table` over the fake."""
 
+    def __init__(self, options: DatabaseOptions | None = None) -> None:
+        super().__init__(options)
+        self.rings: Counter[str] = Counter()
+        self.losses: list[tuple[str, str]] = []
+
     async def begin(self) -> FakeWriter:
         return FakeWriter(self.database)
 
@@ -52,10 +58,17 @@ class FakeTable(Bench):
             entry.accepted, entry.failures = 1, 100
         return ids
 
-    async def relay(self, name: str) -> Outbox:
-        outbox = FakeOutbox(self.database, self.network, name, Process(name))
-        await outbox.open(lambda: None, lambda why: None)
+    async def relay(self, name: str, *, holds_when_parked: bool = True) -> Outbox:
+        outbox = FakeOutbox(self.database, self.network, name, Process(name), parked_holds=holds_when_parked)
+        await self.open(outbox, name)
         return outbox
+
+    async def open(self, relay: Outbox, name: str) -> OutboxInfo:
+        return await relay.open(lambda: self.rings.update([name]), lambda why: self.losses.append((name, why)))
+
+    async def sever(self, name: str) -> None:
+        session = next(each for each in self.database.sessions if each.instance == name)
+        self.database.terminate(session, "terminated by an administrator")
 
     async def drop(self, relay: Outbox) -> None:
         assert isinstance(relay, FakeOutbox)
@@ -80,11 +93,27 @@ class FakeTable(Bench):
 
         return unlock
 
+    async def delete(self, id_: str) -> None:
+        for row in [each for each in self.database.rows.values() if each.id == id_]:
+            self.database.delete_row(row)
+
+    async def refuse(self, id_: str) -> None:
+        self.database.unmarkable.add(id_)
+
+    async def run_out(self, shard: int) -> None:
+        self.database.put_shard(shard, replace(self.database.shards[shard], leased_until=0.0))
+
+    async def set_back(self, last_seq: int) -> None:
+        self.database.setval(last_seq)
+
+    async def pause(self, on: bool) -> None:
+        self.database.put_meta("paused", int(on))
+
     async def steal(self, shard: int) -> None:
         self.database.put_shard(shard, replace(self.database.shards[shard], owner="somebody else"))
 
 
-@pytest.mark.parametrize("case", outbox_suite.CASES, ids=lambda case: case.__name__)
+@pytest.mark.parametrize("case", [*outbox_suite.CASES, *chores_suite.CASES], ids=lambda case: case.__name__)
 def test_outbox_suite(case: outbox_suite.Case) -> None:
     async def main() -> None:
         await case(FakeTable())

@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import TYPE_CHECKING
 
 import asyncpg
 import pytest
 
-from relay.core.ports import Outbox
+from relay.core.ports import Outbox, OutboxInfo
 from relay.migrate import migrate
 from relay.outbox import PostgresOutbox
 from relay.rows import shard_sql
 from relay.urls import database_target
 from relay.values import table_name
 
-from . import outbox_suite
+from . import chores_suite, outbox_suite
 from .outbox_suite import Seen
 
 if TYPE_CHECKING:
@@ -58,6 +59,8 @@ class PostgresTable:
         self._connection = connection
         self._marks_sent = marks_sent
         self.relays: list[PostgresOutbox] = []
+        self.rings: Counter[str] = Counter()
+        self.losses: list[tuple[str, str]] = []
 
     async def begin(self) -> PostgresWriter:
         connection = await asyncpg.connect(self._url)
@@ -71,7 +74,7 @@ class PostgresTable:
         async with self._connection.transaction():
             return [await _insert(self._connection, key, available_in_s, size) for _ in range(count)]
 
-    async def relay(self, name: str) -> Outbox:
+    async def relay(self, name: str, *, holds_when_parked: bool = True) -> Outbox:
         outbox = PostgresOutbox(
             lambda: database_target(self._url),
             table_name("outbox"),
@@ -80,14 +83,23 @@ class PostgresTable:
             version="0",
             lease_s=5.0,
             marks_sent=self._marks_sent,
-            holds_when_parked=True,
+            holds_when_parked=holds_when_parked,
             is_ordered=True,
             settle_commit=True,
             poll_interval_s=0.5,
         )
-        await outbox.open(lambda: None, lambda why: None)
+        await self.open(outbox, name)
         self.relays.append(outbox)
         return outbox
+
+    async def open(self, relay: Outbox, name: str) -> OutboxInfo:
+        return await relay.open(lambda: self.rings.update([name]), lambda why: self.losses.append((name, why)))
+
+    async def sever(self, name: str) -> None:
+        ended = await self._connection.fetchval(
+            "SELECT pg_terminate_backend(owner_pid) FROM outbox_shard WHERE owner = $1 LIMIT 1", name
+        )
+        assert ended, "its keeper's session"
 
     async def drop(self, relay: Outbox) -> None:
         await relay.close()
@@ -106,11 +118,31 @@ class PostgresTable:
         await writer._connection.execute("SELECT 1 FROM outbox WHERE id = $1 FOR UPDATE", id_)
         return writer.rollback
 
+    async def delete(self, id_: str) -> None:
+        await self._connection.execute("DELETE FROM outbox WHERE id = $1", id_)
+
+    async def refuse(self, id_: str) -> None:
+        await self._connection.execute(
+            "CREATE FUNCTION no() RETURNS trigger LANGUAGE plpgsql AS $$BEGIN"
+            f" IF old.id = '{id_}' THEN RAISE EXCEPTION 'refused'; END IF; RETURN coalesce(new, old); END$$;"
+            "CREATE TRIGGER no BEFORE UPDATE OR DELETE ON outbox FOR EACH ROW EXECUTE FUNCTION no()"
+        )
+
+    async def run_out(self, shard: int) -> None:
+        await self._connection.execute("UPDATE outbox_shard SET leased_until = 'epoch' WHERE shard = $1", shard)
+
+    async def set_back(self, last_seq: int) -> None:
+        await self._connection.execute("SELECT setval('outbox_seq_seq', $1)", last_seq)
+
+    async def pause(self, on: bool) -> None:
+        at = "clock_timestamp()" if on else "NULL"
+        await self._connection.execute(f"UPDATE outbox_meta SET paused_at = {at}")
+
     async def steal(self, shard: int) -> None:
         await self._connection.execute("UPDATE outbox_shard SET owner = 'somebody else' WHERE shard = $1", shard)
 
 
-@pytest.fixture(params=["mark", "delete"])
+@pytest.fixture
 async def table(database_url: str, request: pytest.FixtureRequest) -> AsyncIterator[PostgresTable]:
     connection = await asyncpg.connect(database_url)
     await migrate(connection)
@@ -121,6 +153,13 @@ async def table(database_url: str, request: pytest.FixtureRequest) -> AsyncItera
     await connection.close()
 
 
+@pytest.mark.parametrize("table", ["mark", "delete"], indirect=True)
 @pytest.mark.parametrize("case", outbox_suite.CASES, ids=lambda case: case.__name__)
 async def test_outbox_suite(case: outbox_suite.Case, table: PostgresTable) -> None:
+    await case(table)
+
+
+@pytest.mark.parametrize("table", ["mark"], indirect=True)
+@pytest.mark.parametrize("case", chores_suite.CASES, ids=lambda case: case.__name__)
+async def test_chores_suite(case: outbox_suite.Case, table: PostgresTable) -> None:
     await case(table)
