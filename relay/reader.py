@@ -266,7 +266,7 @@ class Reader:
         # Many at once: a page costs the same for few. Sooner where nothing is ready, for what is read may be.
         if room < settings.read_ahead_max // (4 if chains.ready else 8):
             return [], 0
-        room = min(room, inline_room // engine.inline_bytes)
+        room = min(room, inline_room // engine.inline_bytes, engine.reading.rows_max)
         if room <= 0:
             return [], 0
         shards = self._readable()

@@ -28,6 +28,11 @@ PAGE_SPAN_MAX = 1_000_000
 PAGE_QUICK_S, PAGE_SLOW_S = 0.05, 0.5
 """A page that its span cut off: quicker than the one, the next spans twice as many; slower than the other, half."""
 
+PAGE_ROWS_MIN, PAGE_ROWS_MAX = 16, 1 << 20
+PAGE_TIRING_S = 2.0
+"""What rows cost is known when a page has brought them: there is no size of a compressed json value but by unpacking all of
+it. A page that took longer than this was too large by half; one that was refused, by more than that."""
+
 _PREPARED = "-1/"
 """A prepared transaction's virtual id: it changed its id when it was prepared (R1)."""
 
@@ -56,6 +61,9 @@ class Reading:
         self._span = span
         self._cut: set[int] = set()
         """Shards whose last page ended where its span did."""
+        self.rows_max = PAGE_ROWS_MAX
+        """How many rows the next page may bring in all."""
+        self._brought = 0
         self._cursors: dict[int, int] = {}
         self._writers: dict[str, _Writer] = {}
         self._last_seq: int | None = None
@@ -224,6 +232,7 @@ class Reading:
         """Take a page: move cursors, strike the ended; returns the rows that are news (R4)."""
         assert self._outstanding is request, "this page was not asked for, or is void"
         self._outstanding = None
+        self._brought = len(page.rows)
         counts = Counter([row.shard for row in page.rows])
         last = {row.shard: row.seq for row in page.rows}
         settled = self._settled_since
@@ -258,11 +267,15 @@ class Reading:
         return rows
 
     def on_page_took(self, seconds: float) -> None:
-        """How long the last page took: the next one spans as much as is quick."""
+        """How long the last page took: the next one spans, and brings, as much as is quick."""
         if self._cut and seconds < PAGE_QUICK_S:
             self._span = min(2 * self._span, PAGE_SPAN_MAX)
         elif self._cut and seconds > PAGE_SLOW_S:
             self._halve_span()
+        if seconds < PAGE_SLOW_S:
+            self.rows_max = min(2 * self.rows_max, PAGE_ROWS_MAX)
+        elif seconds > PAGE_TIRING_S and self._brought:
+            self.rows_max = min(self.rows_max, max(PAGE_ROWS_MIN, self._brought // 2))
 
     def must_go_on(self, shards: Iterable[int]) -> bool:
         """Whether pages over the shards come before the next check: it would send them back to where a writer without an
@@ -273,6 +286,8 @@ class Reading:
         """The outstanding page failed for sure, maybe for it took too long: nothing of it counts."""
         if self._outstanding is not None:
             self._halve_span()
+            asked = len(self._outstanding.shards) * self._outstanding.limit
+            self.rows_max = max(1, min(self.rows_max, asked) // 8)
             self._unasked.update(shard for shard in self._outstanding.shards if shard in self._cursors)
             self._outstanding = None
 

@@ -12,6 +12,7 @@ from relay.core.ports import (
     HeldKey,
     HeldPage,
     Page,
+    PageRequest,
     Settled,
     Settlement,
 )
@@ -43,6 +44,28 @@ async def test_a_purge_that_is_refused_stops_no_reading() -> None:
     parts.clock.time += 1.0
     await parts.reader._turn()
     assert len(parts.outbox.calls("purge")) == 1
+
+
+async def test_a_page_that_is_too_much_for_its_timeout_is_asked_for_in_parts() -> None:
+    """Five hundred compressed rows of 5 MiB on a busy machine: each page met its statement timeout, and no row was ever
+    read."""
+
+    def page(request: PageRequest) -> Page:
+        asked = len(request.shards) * request.limit
+        if asked > 20:
+            raise DatabaseRefused("statement timeout")
+        above = request.cursors[0]
+        return Page([], [make_row(seq) for seq in range(above + 1, min(above + request.limit, 100) + 1)])
+
+    parts = reading_parts(check=Check(100, [], 0.0), page=page)
+    refused = 0
+    while len(parts.engine.chains) < 100:
+        try:
+            await parts.reader._turn()
+        except DatabaseRefused:
+            parts.engine.reading.void_page()
+            refused += 1
+            assert refused < 20, "what the reader bears"
 
 
 async def test_a_due_row_that_was_settled_meanwhile_is_not_taken_again() -> None:

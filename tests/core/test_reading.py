@@ -138,6 +138,29 @@ def test_a_page_covers_no_more_seqs_than_is_quick() -> None:
     assert reading.request([0], 2, INLINE).span == 4000
 
 
+def test_a_page_brings_no_more_rows_than_its_time_allows() -> None:
+    reading = Reading()
+    reading.add_shard(0, 0)
+    reading.on_check(Check(1000, [], 0.0))
+    assert reading.rows_max >= 100_000, "bounded by nothing at first"
+    reading.request([0], 400, INLINE)
+    reading.void_page()
+    assert reading.rows_max == 50
+    for took_s, rows_max in ((3.0, 20), (3.0, 20), (1.0, 20), (0.1, 40)):
+        request = reading.request([0], 40, INLINE)
+        reading.on_page(request, Page([], [make_row(seq) for seq in range(1, 41)]))
+        reading.on_page_took(took_s)
+        assert reading.rows_max == rows_max
+    for expected in (5, 1, 1):
+        reading.request([0], 400, INLINE)
+        reading.void_page()
+        assert reading.rows_max == expected, "one row at least, however large"
+    request = reading.request([0], 1, INLINE)
+    reading.on_page(request, Page([], []))
+    reading.on_page_took(3.0)
+    assert reading.rows_max == 1, "no row was what took so long"
+
+
 def test_a_writer_that_ended_is_looked_for_in_steps_too() -> None:
     reading = Reading(3000)
     reading.add_shard(0, 0)
