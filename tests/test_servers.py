@@ -16,7 +16,7 @@ import asyncpg
 import pytest
 
 from relay.servers import LOOPBACK, PostgresServer, RabbitServer, ServerFailed, ServersUnavailable, free_port, programs
-from relay.servers.process import PORTS
+from relay.servers.ports import PORTS
 from tests.conftest import eventually
 
 
@@ -38,6 +38,24 @@ def test_ports_are_in_the_projects_range_and_never_handed_out_twice() -> None:
     ports = [free_port() for _ in range(50)]
     assert len(set(ports)) == 50
     assert all(port in PORTS for port in ports)
+
+
+def test_two_processes_are_never_given_one_port() -> None:
+    """Between the look and the start of a server another worker's server took the port."""
+    script = "from relay.servers import free_port; print(*[free_port() for _ in range(400)], flush=True); input()"
+    given: list[str] = []
+    children = [
+        subprocess.Popen([sys.executable, "-c", script], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        for _ in range(2)
+    ]
+    try:
+        for child in children:
+            assert child.stdout is not None
+            given += child.stdout.readline().split()
+    finally:
+        for child in children:
+            child.communicate("\n", timeout=30)
+    assert len(set(given)) == len(given) == 800
 
 
 async def test_a_fresh_database_and_a_fresh_vhost_are_given_to_a_test(database_url: str, amqp_url: str) -> None:

@@ -10,8 +10,9 @@ leaving its `with` block and at exit; a guard process ends it when this process 
 All calls are blocking; from a running event loop use `asyncio.to_thread`.
 """
 
+from relay.servers.ports import free_port
 from relay.servers.postgres import PostgresServer
-from relay.servers.process import ServerFailed, free_port
+from relay.servers.process import ServerFailed
 from relay.servers.programs import LOOPBACK, ServersUnavailable, find_postgres, find_rabbitmq
 from relay.servers.rabbit import Epmd, RabbitServer
 

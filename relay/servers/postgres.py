@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from urllib.parse import quote
 
+from relay.servers.ports import free_port
 from relay.servers.process import (
     START_TIMEOUT_S,
     Server,
@@ -17,7 +18,6 @@ from relay.servers.process import (
     child_environment,
     children,
     closed_on_failure,
-    free_port,
     run,
     send_signal,
 )

@@ -6,10 +6,8 @@ import atexit
 import contextlib
 import os
 import pwd
-import random
 import shutil
 import signal
-import socket
 import subprocess
 import tempfile
 import time
@@ -19,36 +17,15 @@ from pathlib import Path
 from typing import Self
 
 from relay.errors import RelayError
-from relay.servers.programs import LOOPBACK
 
-# Below Linux's ephemeral range (32768 and up), so that no outgoing connection takes a port first.
-PORTS = range(20_000, 32_000)
 START_TIMEOUT_S = 90.0
 STOP_TIMEOUT_S = 30.0
 
-_handed_out: set[int] = set()
 _running: set[Server] = set()
 
 
 class ServerFailed(RelayError):
     """A private server did not start, stop or answer; the text ends with the last lines of its log."""
-
-
-def free_port() -> int:
-    """A TCP port of 127.0.0.1 that nobody listens on and that this process has not handed out before."""
-    for port in random.sample(PORTS, len(PORTS)):
-        if port in _handed_out:
-            continue
-        with socket.socket() as probe:
-            # As the servers do: a port whose last connections linger in TIME_WAIT is free.
-            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            try:
-                probe.bind((LOOPBACK, port))
-            except OSError:
-                continue
-        _handed_out.add(port)
-        return port
-    raise ServerFailed(f"no free port in {PORTS.start}-{PORTS.stop} on {LOOPBACK}")
 
 
 class Server(ABC):

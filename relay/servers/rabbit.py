@@ -13,13 +13,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from urllib.parse import quote
 
+from relay.servers.ports import free_port
 from relay.servers.process import (
     STOP_TIMEOUT_S,
     Server,
     ServerFailed,
     child_environment,
     closed_on_failure,
-    free_port,
     group_members,
     run,
     send_signal,

@@ -110,12 +110,12 @@ def test_multiple_costs_what_it_settles() -> None:
     """A window as large as memory allows, settled two at a time: not a scan of the window each time."""
     count = 100_000
     window, rows = filled(count)
-    began = time.perf_counter()
+    began = time.process_time()
     settled: list[Row] = []
     for tag in range(2, count + 1, 2):
         settled += window.ack(tag, multiple=True)[0]
     assert settled == rows
-    assert time.perf_counter() - began < 5, "50,000 scans of the window would take minutes"
+    assert time.process_time() - began < 5, "50,000 scans of the window would take minutes"
 
 
 class Model:

@@ -99,11 +99,9 @@ async def _published(daemon: Daemon, count: int) -> None:
 
 async def test_case_31_sigterm_mid_batch(site: Site) -> None:
     await site.insert_many(3000, 100)
-    first = await site.start(max_rate="3000").ready()
-    await eventually(lambda: first.metric("relay_published_total") > 500)
-    began = time.monotonic()
+    first = await site.start(max_rate="300", shutdown_grace="1h").ready()
+    await eventually(lambda: first.metric("relay_published_total") > 100)
     assert await first.stop() == 0
-    assert time.monotonic() - began < 8
     delivered = [message.message_id or "" for message in await drain(site.amqp_url, 1)]
     marked = await site.database.fetchval("SELECT count(*) FROM outbox WHERE sent_at IS NOT NULL")
     assert 0 < marked < 3000, "not in the middle"
@@ -115,14 +113,12 @@ async def test_case_31_sigterm_mid_batch(site: Site) -> None:
 
 
 async def test_case_31_sigterm_with_the_broker_stopped(site: Site, rabbit_server: RabbitServer) -> None:
-    daemon = await site.start().ready()
+    daemon = await site.start(shutdown_grace="1h").ready()
     await asyncio.to_thread(rabbit_server.stop)
     try:
         await site.insert_many(100, 10)
         await daemon.not_ready("broker")
-        began = time.monotonic()
         assert await daemon.stop() == 0
-        assert time.monotonic() - began < 8
     finally:
         await asyncio.to_thread(rabbit_server.restart)
     await site.start().ready()
@@ -131,17 +127,15 @@ async def test_case_31_sigterm_with_the_broker_stopped(site: Site, rabbit_server
 
 
 async def test_case_31_second_signal_ends_at_once(site: Site, rabbit_server: RabbitServer) -> None:
-    daemon = await site.start().ready()
+    daemon = await site.start(shutdown_grace="1h").ready()
     rabbit_server.freeze()
     try:
         await site.insert_many(100, 100)
         await eventually(lambda: daemon.metric("relay_in_flight_messages") > 0)
         daemon.signal(signal.SIGTERM)
         await eventually(lambda: '"stopping"' in daemon.text())
-        began = time.monotonic()
         daemon.signal(signal.SIGTERM)
         assert await daemon.exit() == 4
-        assert time.monotonic() - began < 1
     finally:
         rabbit_server.thaw()
     assert "Traceback" not in daemon.text()
@@ -156,12 +150,12 @@ async def test_case_31_the_grace_runs_out(site: Site, rabbit_server: RabbitServe
     try:
         await site.insert_many(100, 100)
         await eventually(lambda: daemon.metric("relay_in_flight_messages") > 0)
-        began = time.monotonic()
+        # Nothing else ends it: the broker is frozen.
         assert await daemon.stop() == 4
-        assert time.monotonic() - began < 4
     finally:
         rabbit_server.thaw()
     assert "unsettled" in daemon.text()
+    assert '"grace_s":1.0' in daemon.text()
     assert "Traceback" not in daemon.text()
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import signal
-import time
 
 import aio_pika
 import asyncpg
@@ -248,9 +247,7 @@ async def test_idle_relay_is_woken_by_an_insert(site: Site) -> None:
         "EXISTS (SELECT FROM pg_locks WHERE locktype = 'advisory' AND mode = 'ExclusiveLock' AND granted"
         " AND database = (SELECT oid FROM pg_database WHERE datname = current_database()))"
     )
-    began = time.monotonic()
     await site.insert("m")
-    await site.all_sent(10)
-    assert time.monotonic() - began < 10
+    await site.all_sent()
     await settled.close()
     assert await daemon.stop() == 0
