@@ -23,9 +23,10 @@ RECHECK_INTERVAL_S = 0.005
 """While a writer is listed that has no xid yet, pages stop at the last check (R3) and fresh rows wait for the next: that
 comes so soon, and doubles to the usual interval while the writer stays as it is."""
 
-POLL_MIN_S = 0.002
+POLL_MIN_S = 0.001
 POLL_MAX_S = 0.02
-"""After a row the relay polls so often, backing off to the second, until it arms the doorbell."""
+"""After a row the relay polls so often, backing off to the second, until it arms the doorbell; and not sooner again than the
+last page took, or polling would eat up what a busy machine has left."""
 
 ARM_AFTER_S = 0.1
 ARM_WAIT_S = 0.05
@@ -56,6 +57,8 @@ class Reader:
         self._last_row_at = engine.clock.now()
         self._last_check_at = _NEVER
         self._poll_s = POLL_MIN_S
+        self._next_poll_at = _NEVER
+        self._page_took_s = 0.0
         self._recheck_s = RECHECK_INTERVAL_S
         self._must_check = True
         self._has_rung = False
@@ -138,25 +141,30 @@ class Reader:
         if engine.next_due_at is not None and engine.next_due_at <= now:
             brought += await self._read_due()
         # A page that may read beyond S needs no check of now: rows come a round trip sooner.
-        reads_beyond = not self._is_idle and engine.reading.may_read_beyond()
         is_check_due = self._is_check_due(now) and not engine.reading.must_go_on(self._readable())
-        if is_check_due and not (reads_beyond and not self._must_check):
+        if is_check_due and (self._must_check or not self._polls()):
             await self._check(now)
             is_check_due = False
-            reads_beyond = not self._is_idle and engine.reading.may_read_beyond()
-        shards, limit = self._room()
-        has_read = bool(shards) and (reads_beyond or bool(engine.reading.behind(shards)))
+        room = self._room()
+        readable = self._readable() if room else []
+        shards, limit = self._shared(room, readable if self._polls() else engine.reading.behind(readable))
+        has_read = bool(shards)
         if has_read:
             brought += await self._read_page(shards, limit)
         is_behind = has_read and bool(engine.reading.behind(self._readable()))
         if is_check_due:
             await self._check(now)
         # Full, or a shard is: what leaves memory wakes this loop.
-        self._waits_for_room = engine.is_full = not shards or self._is_shard_full()
-        if not shards:
+        self._waits_for_room = engine.is_full = not readable or self._is_shard_full()
+        if not readable:
             return 0.0 if has_loaded else poll_interval_s
-        wait_s = await self._next_wait(brought)
+        wait_s = await self._next_wait(brought, has_read)
         return 0.0 if has_loaded or is_behind else wait_s
+
+    def _polls(self) -> bool:
+        """Whether a page may find what no check knows of, and it is time for one: not whenever something wakes us."""
+        is_time = self._engine.clock.now() >= self._next_poll_at
+        return is_time and not self._is_idle and self._engine.reading.may_read_beyond()
 
     def _is_check_due(self, now: float) -> bool:
         engine = self._engine
@@ -179,7 +187,7 @@ class Reader:
         engine.metrics.oldest_writer_age_seconds = reading.oldest_writer_s
         engine.metrics.newest_seq = reading.last_seq
 
-    async def _next_wait(self, brought: int) -> float:
+    async def _next_wait(self, brought: int, has_read: bool) -> float:
         engine = self._engine
         now = engine.clock.now()
         poll_interval_s = engine.settings.poll_interval_s
@@ -188,7 +196,6 @@ class Reader:
             self._poll_s = POLL_MIN_S
             # A row that came without a ring: whoever held the lock may be gone.
             self._is_listening = False
-        wait_s = self._poll_s
         if self._is_idle:
             wait_s = poll_interval_s
             if not self._is_listening and self._can_arm:
@@ -197,7 +204,10 @@ class Reader:
                     return 0.0
                 wait_s = min(wait_s, max(0.0, self._next_arm_at - engine.clock.now()))
         else:
-            self._poll_s = min(self._poll_s * 1.5, POLL_MAX_S)
+            if has_read or now >= self._next_poll_at:
+                self._next_poll_at = now + min(max(self._poll_s, self._page_took_s), POLL_MAX_S)
+                self._poll_s = min(self._poll_s * 1.5, POLL_MAX_S)
+            wait_s = self._next_poll_at - now
         if engine.next_due_at is not None:
             wait_s = min(wait_s, max(0.0, engine.next_due_at - now))
         return min(wait_s, poll_interval_s)
@@ -231,6 +241,7 @@ class Reader:
         self._last_check_at = _NEVER
         self._last_row_at = self._engine.clock.now()
         self._poll_s = POLL_MIN_S
+        self._next_poll_at = _NEVER
         self._is_listening = False
 
     # ------------------------------------------------------------ reading
@@ -254,8 +265,8 @@ class Reader:
         engine.note_due(0.0)
         self._must_check = True
 
-    def _room(self) -> tuple[list[int], int]:
-        """The shards to read and how many rows of each, within the bounds of rows and bytes."""
+    def _room(self) -> int:
+        """How many rows to read, within the bounds of rows and bytes."""
         engine = self._engine
         settings = engine.settings
         chains = engine.chains
@@ -265,13 +276,13 @@ class Reader:
         engine.metrics.backpressure.set("bytes", is_full, engine.clock.now())
         # Many at once: a page costs the same for few. Sooner where nothing is ready, for what is read may be.
         if room < settings.read_ahead_max // (4 if chains.ready else 8):
-            return [], 0
-        room = min(room, inline_room // engine.inline_bytes, engine.reading.rows_max)
-        if room <= 0:
-            return [], 0
-        shards = self._readable()
+            return 0
+        return max(0, min(room, inline_room // engine.inline_bytes, engine.reading.rows_max))
+
+    def _shared(self, room: int, shards: list[int]) -> tuple[list[int], int]:
+        """Those of the shards to read now, and how many rows of each."""
         if len(shards) > room:
-            shards = engine.reading.behind(shards) or shards
+            shards = self._engine.reading.behind(shards) or shards
         if len(shards) > room:
             self._turns += 1
             at = self._turns * room % len(shards)
@@ -305,7 +316,7 @@ class Reader:
         request = engine.reading.request(shards, limit, engine.inline_bytes, engine.chains.unknown(shards))
         started = engine.clock.now()
         page = await engine.outbox.page(request)
-        took_s = engine.clock.now() - started
+        self._page_took_s = took_s = engine.clock.now() - started
         engine.metrics.claim_seconds.observe(took_s)
         rows = engine.reading.on_page(request, page)
         engine.reading.on_page_took(took_s)

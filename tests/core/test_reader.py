@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
+
 from relay.core.ports import (
     Armed,
     Check,
@@ -161,6 +163,41 @@ async def test_a_settlement_wakes_only_a_reader_that_waits_for_room() -> None:
     engine.is_full = engine.to_read._is_set = False
     parts.settler._apply(Settlement(), Settled(), 0)
     assert not engine.to_read._is_set
+
+
+async def test_what_wakes_the_reader_before_its_time_brings_no_page() -> None:
+    """Settlements, due rows and bodies wake it too; each cost a page of all shards."""
+    parts = reading_parts(page=Page([], [make_row(1)]))
+    assert await parts.reader._turn() > 0.0
+    for _ in range(3):
+        assert await parts.reader._turn() > 0.0
+    assert len(parts.outbox.calls("page")) == 1
+    parts.clock.time += 0.02
+    await parts.reader._turn()
+    assert len(parts.outbox.calls("page")) == 2
+
+
+async def test_a_page_takes_its_own_time_as_a_pause() -> None:
+    """On a busy machine polls as often as on an idle one would keep it busy."""
+    parts = reading_parts()
+
+    def slow(request: object) -> Page:
+        parts.clock.time += 0.008
+        return Page([], [])
+
+    parts.outbox.answers["page"] = slow
+    assert await parts.reader._turn() == pytest.approx(0.008)
+
+
+async def test_known_rows_are_read_without_the_other_shards() -> None:
+    """The others are looked at only when it is time to look for fresh rows."""
+    parts = reading_parts(EngineSettings(read_ahead_max=64), check=Check(1000, [], 0.0))
+    for shard in range(1, 8):
+        parts.own(shard, floor=1000)
+    parts.outbox.answers["page"] = lambda request: Page([], [make_row(s) for s in range(1, 1 + request.limit)])
+    assert await parts.reader._turn() == 0.0
+    await parts.reader._turn()
+    assert [list(call.arguments[0].shards) for call in parts.outbox.calls("page")] == [list(range(8)), [0]]
 
 
 async def test_a_ring_is_answered_by_a_page_first() -> None:
