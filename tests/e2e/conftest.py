@@ -25,6 +25,8 @@ from tests.conftest import eventually
 SCRIPT: Final = Path(sys.executable).with_name("relay")
 COMMAND: Final = [str(SCRIPT)] if SCRIPT.exists() else [sys.executable, "-m", "relay"]
 QUEUE: Final = "q"
+LADDER: Final = ",".join(["1s"] * 32)
+"""Retry delays whose end no test reaches before it has mended what was wrong, on any machine."""
 
 
 def environment(settings: Mapping[str, str]) -> dict[str, str]:

@@ -22,12 +22,11 @@ import pytest
 from aio_pika.abc import AbstractChannel, AbstractIncomingMessage
 
 from relay.servers import RabbitServer
-from tests.e2e.conftest import Daemon, Site, command
+from tests.e2e.conftest import LADDER, Daemon, Site, command
 from tests.e2e.ledger import drain
 
 ONE_OR_TWO = pytest.mark.parametrize("relays", [1, 2])
 BYSTANDERS = 20
-LADDER = ",".join(["300ms"] * 32)
 
 
 @asynccontextmanager

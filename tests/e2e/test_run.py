@@ -11,7 +11,7 @@ import asyncpg
 
 from relay.servers import PostgresServer, RabbitServer, free_port
 from tests.conftest import eventually
-from tests.e2e.conftest import COMMAND, Daemon, Site, command, environment
+from tests.e2e.conftest import COMMAND, LADDER, Daemon, Site, command, environment
 from tests.e2e.ledger import drain, ledger
 
 ARTICLE = """
@@ -104,7 +104,7 @@ async def test_unroutable_row_is_deferred_and_harms_nobody(site: Site) -> None:
     await site.insert("nowhere", "nope.x", key="k")
     await site.insert("follower", key="k")
     await site.insert("after", key="b")
-    daemon = await site.start(retry_delays="1s,1s,1s,1s,1s,1s").ready()
+    daemon = await site.start(retry_delays=LADDER).ready()
     await site.until("(SELECT count(*) = 2 FROM outbox WHERE sent_at IS NOT NULL)")
     await site.until("(SELECT aside = 'deferred' AND attempts >= 1 FROM outbox WHERE id = 'nowhere')")
     row = await site.database.fetchrow("SELECT * FROM outbox WHERE id = 'nowhere'")

@@ -12,7 +12,7 @@ import aio_pika
 import pytest
 
 from relay.servers import RabbitServer
-from tests.e2e.conftest import QUEUE
+from tests.e2e.conftest import LADDER, QUEUE
 from tests.e2e.ledger import drain
 from tests.faults.stage import IN_FLIGHT, Stage
 
@@ -118,7 +118,7 @@ async def channel(stage: Stage) -> AsyncIterator[aio_pika.abc.AbstractChannel]:
 @LONG_RELAYS
 async def test_queue_deleted(stage: Stage, relays: int) -> None:
     """Nobody is subscribed for a while: rows climb the ladder, as the documentation says, and keep their order."""
-    await stage.up(relays, retry_delays="1s,1s,1s,1s,1s,1s,1s,1s,1s,1s,1s,1s")
+    await stage.up(relays, retry_delays=LADDER)
     await stage.load.pause()
     await stage.site.all_sent()
     stage.earlier += [message.message_id or "" for message in await drain(stage.site.amqp_url, 1)]
@@ -137,7 +137,7 @@ async def test_queue_deleted(stage: Stage, relays: int) -> None:
 @LONG_RELAYS
 async def test_exchange_deleted(stage: Stage, relays: int) -> None:
     """The configuration's fault: no row pays. Between declaration and binding there is no route, which is a row's."""
-    await stage.up(relays, retry_delays="1s,1s,1s,1s")
+    await stage.up(relays, retry_delays=LADDER)
     async with channel(stage) as broker:
         await broker.exchange_delete("events")
     for post in stage.posts:

@@ -10,7 +10,7 @@ from typing import Final
 import aio_pika
 import pytest
 
-from tests.e2e.conftest import QUEUE, Daemon, Site, command
+from tests.e2e.conftest import LADDER, QUEUE, Daemon, Site, command
 from tests.e2e.ledger import drain, ledger
 from tests.faults.stage import IN_FLIGHT, Stage
 from tests.faults.test_broker import passed
@@ -63,7 +63,7 @@ async def test_case_08_only_its_acks_vanish(stage: Stage) -> None:
 async def test_case_10_exchange_recreated_with_another_type_during_a_reconnect(site: Site) -> None:
     """While it is missing the configuration is at fault; once it is there with another type the rows have no route."""
     async with Proxy(site.amqp_url) as proxy:
-        daemon = await site.start(amqp_url=proxy.url, retry_delays="1s,1s,1s,1s,1s,1s,1s,1s,1s").ready()
+        daemon = await site.start(amqp_url=proxy.url, retry_delays=LADDER).ready()
         proxy.refuses = True
         proxy.reset()
         await daemon.not_ready("broker")

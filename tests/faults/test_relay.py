@@ -11,7 +11,7 @@ import aio_pika
 import pytest
 
 from tests.conftest import eventually
-from tests.e2e.conftest import QUEUE
+from tests.e2e.conftest import LADDER, QUEUE
 from tests.faults.stage import IN_FLIGHT, LEASE_S, Post, Stage
 from tests.faults.test_broker import passed
 from tests.proxy import ACK, COMMIT, PUBLISH, Side, Trap
@@ -78,7 +78,7 @@ async def test_relay_killed(stage: Stage, step: str, relays: int) -> None:
 @pytest.mark.parametrize("step", ["deferral not committed", "deferral committed, answer lost"])
 async def test_relay_killed_while_setting_aside(stage: Stage, step: str, relays: int) -> None:
     """A row without a route and its followers are being set aside; they keep their order, and nobody else pays."""
-    await stage.up(relays, retry_delays="1s,1s,1s,1s,1s,1s,1s,1s,1s,1s")
+    await stage.up(relays, retry_delays=LADDER)
     victims = list(stage.posts)
 
     def await_commit(victim: Post) -> None:
