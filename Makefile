@@ -18,6 +18,8 @@ HOURS ?= 1
 PYTEST ?=
 # They wait for servers most of the time, and each worker has servers of its own.
 WORKERS ?= 3
+# These bring servers to their knees; recovery times are judged.
+WORKERS_LONG ?= 2
 
 .PHONY: setup demo test test-long lint types format bench bench-long sim mutants soak faults
 
@@ -31,7 +33,7 @@ test: setup
 	$(PYTHON) -m pytest -n $(WORKERS) --dist loadfile $(PYTEST)
 
 test-long: setup
-	$(PYTHON) -m pytest -m long $(PYTEST)
+	$(PYTHON) -m pytest -m long -n $(WORKERS_LONG) --dist loadfile $(PYTEST)
 
 lint: setup
 	$(PYTHON) -m ruff check .

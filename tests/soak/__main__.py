@@ -132,6 +132,7 @@ async def _half_the_ceiling(writer: Writer, ledger: Ledger) -> float:
     began, arrived = time.monotonic(), ledger.arrived
     await eventually(lambda: ledger.arrived >= ledger.rows, CALIBRATION_S_MAX)
     seconds = time.monotonic() - began
+    ledger.latencies_ms()  # the pile's
     # Where nothing was left to drain, the writer was the slower one.
     return (ledger.rows - arrived) / seconds / 2 if ledger.rows - arrived > 5000 else 1000.0
 
