@@ -37,7 +37,7 @@ class Mutant:
     name: str
     rule: str
     edits: tuple[Edit, ...]
-    seeds_max: int = 1000
+    seeds_max: int = 3000
     """Within so many seeds, from 0 on, one finds it."""
 
 
