@@ -20,6 +20,7 @@ ELUSIVE: frozenset[str] = frozenset(
         "h4_followers_cursor",
         "s2_parks_by_seq",
         "s4_holds_nobody",
+        "wake_after_read",
     }
 )
 """No random history is known yet to find these (how many were tried: tests/sim/results): `make mutants` tries them like the
