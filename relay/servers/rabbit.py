@@ -9,7 +9,7 @@ import signal
 import socket
 import subprocess
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from urllib.parse import quote
 
@@ -187,6 +187,18 @@ class RabbitServer(Server):
     def disk_alarm(self, on: bool) -> None:
         """Raise or clear the disk alarm, which blocks as the other one does."""
         self.eval(f"rabbit_disk_monitor:set_disk_free_limit({_binary('900000GB' if on else '50MB')})")
+
+    @contextlib.contextmanager
+    def limited_message_size(self, size_bytes: int) -> Iterator[None]:
+        """Refuse larger messages meanwhile, on connections that begin from now on."""
+        before = self.eval("rabbit_misc:get_env(rabbit, max_message_size, 0)")
+        # RabbitMQ 4 takes the setting over at its start, into a term of its own.
+        both = "application:set_env(rabbit, max_message_size, {0}), persistent_term:put(max_message_size, {0})"
+        self.eval(both.format(size_bytes))
+        try:
+            yield
+        finally:
+            self.eval(both.format(before))
 
     def add_user(self, name: str, password: str) -> None:
         """Create a user without any right."""

@@ -263,17 +263,7 @@ async def test_case_02_an_internal_exchange_refuses(vhost: Vhost) -> None:
 
 async def test_case_03_a_body_above_the_brokers_limit(vhost: Vhost, rabbit_server: RabbitServer) -> None:
     """The first one costs a channel; then its size is known, and its bystanders go on."""
-    before = await asyncio.to_thread(rabbit_server.eval, "rabbit_misc:get_env(rabbit, max_message_size, 0)")
-
-    async def limit(size: int | str) -> None:
-        # RabbitMQ 4 takes the setting over at its start, into a term of its own.
-        await asyncio.to_thread(
-            rabbit_server.eval,
-            f"application:set_env(rabbit, max_message_size, {size}), persistent_term:put(max_message_size, {size})",
-        )
-
-    await limit(1 << 20)
-    try:
+    with rabbit_server.limited_message_size(1 << 20):
         broker = make_broker(vhost.url)
         recorder = Recorder()
         link = await broker.connect(recorder, PayloadType.JSON)
@@ -290,8 +280,6 @@ async def test_case_03_a_body_above_the_brokers_limit(vhost: Vhost, rabbit_serve
         assert (rejection.row.seq, rejection.reason) == (1, "too_large")
         assert (await recorder.outcomes_of(2))["acked"] == [2, 3]
         await link.close()
-    finally:
-        await limit(before)
 
 
 async def test_case_04_a_full_queue_nacks(vhost: Vhost) -> None:

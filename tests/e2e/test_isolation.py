@@ -160,10 +160,7 @@ async def test_case_02_a_header_that_adds_routes(site: Site, relays: int) -> Non
 async def test_case_03_a_body_above_the_brokers_limit(
     site: Site, rabbit_server: RabbitServer, relays: int, on_parked: str
 ) -> None:
-    get = "rabbit_misc:get_env(rabbit, max_message_size, 0)"
-    before = await asyncio.to_thread(rabbit_server.eval, get)
-    await asyncio.to_thread(rabbit_server.eval, "application:set_env(rabbit, max_message_size, 1048576)")
-    try:
+    with rabbit_server.limited_message_size(1 << 20):
         await start(site, relays, on_parked=on_parked)
         large = json.dumps("x" * (2 << 20))
         poison = [{"id": "large", "key": "l", "payload": large}, {"id": "behind", "key": "l"}]
@@ -176,8 +173,6 @@ async def test_case_03_a_body_above_the_brokers_limit(
         else:
             assert await arrived(site, good, copies_max=2) == {}
             await site.until("(SELECT aside = 'held' FROM outbox WHERE id = 'behind')")
-    finally:
-        await asyncio.to_thread(rabbit_server.eval, f"application:set_env(rabbit, max_message_size, {before})")
 
 
 async def test_the_configured_exchange_refuses(site: Site, rabbit_server: RabbitServer) -> None:

@@ -100,17 +100,13 @@ async def test_version_exchange_and_size(vhost: Vhost) -> None:
 
 async def test_a_row_that_the_broker_will_not_take(vhost: Vhost, rabbit_server: RabbitServer) -> None:
     """max_message_size cannot be asked for by any API: a message of that size is offered, which no queue gets."""
-    before = await asyncio.to_thread(rabbit_server.eval, "rabbit_misc:get_env(rabbit, max_message_size, 0)")
-    await asyncio.to_thread(rabbit_server.eval, "application:set_env(rabbit, max_message_size, 1048576)")
-    try:
+    with rabbit_server.limited_message_size(1 << 20):
         found = await broker.check(settings(vhost.url), waiting(size=2_000_000))
         text = only(found, "size", Level.ERROR)
         assert "max_message_size" in text
         assert "2,000,000 bytes" in text
         assert only(await broker.check(settings(vhost.url), waiting(size=500_000)), "size", Level.OK)
         await _as_weak_user(vhost)
-    finally:
-        await asyncio.to_thread(rabbit_server.eval, f"application:set_env(rabbit, max_message_size, {before})")
 
 
 async def _as_weak_user(vhost: Vhost) -> None:
