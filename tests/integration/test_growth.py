@@ -52,6 +52,7 @@ async def test_no_page_walks_through_all_that_was_sent(
         found += [row.seq for row in reading.on_page(wanted, page)]
         reading.on_page_took(0.1)
     assert found == [SENT // 2, SENT]
+    await connection.execute("RESET statement_timeout")
     touched, _ = await rows_touched(
         relay, Group.READER, "page", *["'{}'"] * 5, SHARDS, CURSORS, str(SENT), "50", "1000", str(INLINE)
     )
