@@ -70,9 +70,10 @@ async def committed(database: asyncpg.Connection[asyncpg.Record]) -> dict[str, t
 
 
 async def drain(
-    amqp_url: str, count: int, *, queue: str = "q", timeout_s: float = 20.0
+    amqp_url: str, count: int, *, queue: str = "q", timeout_s: float = 20.0, is_all: bool = True
 ) -> list[AbstractIncomingMessage]:
-    """Take messages off the queue: at least `count` distinct ones, then whatever else is there."""
+    """Take messages off the queue: at least `count` distinct ones, then (`is_all`: nobody publishes any more) whatever
+    else is there."""
     messages: list[AbstractIncomingMessage] = []
     ids: set[str] = set()
 
@@ -91,7 +92,9 @@ async def drain(
         except AssertionError as error:
             raise AssertionError(f"{len(ids)} of {count} ids came, in {len(messages)} messages") from error
         await source.cancel(tag)
-        while (message := await source.get(fail=False)) is not None:
+        # What came before the cancel's answer is acknowledged by now, and a round trip later the broker knows.
+        await channel.declare_queue(queue, passive=True)
+        while is_all and (message := await source.get(fail=False)) is not None:
             await take(message)
     return messages
 
