@@ -138,6 +138,8 @@ def mutual(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Mutual]:
             'rabbit_auth_backend_internal:set_permissions(<<"relay client">>, <<"/">>, '
             '<<"^$">>, <<"^amq[.]topic$">>, <<"^$">>, <<"test">>)'
         )
+        # The plain listener is there first.
+        server.ctl("await_startup")
         yield Mutual(server, authority, port)
 
 
