@@ -114,11 +114,12 @@ class Holding:
     def note(self, shard: int, key: Key, seq: int, serial: int) -> None:
         """This row goes aside and holds its key, in the settlement numbered `serial`."""
         holds = self._shards.setdefault(shard, _Shard())
-        _, highest = holds.keys.get(key, (serial, seq))
-        holds.keys[key] = (serial, max(highest, seq))
+        # Not in order: what a settlement's tests held is noted when it is applied, and the next one has decided by then.
+        since, highest = holds.keys.get(key, (serial, seq))
+        holds.keys[key] = (max(since, serial), max(highest, seq))
         if len(holds.keys) >= self._keys_max:
             holds.keys.clear()
-            holds.since = serial
+            holds.since = max(holds.since, serial)
             holds.is_complete = False
 
     def note_free(self, shard: int, key: Key, seq: int) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
@@ -144,3 +145,13 @@ class Histories(RuleBasedStateMachine):
 
 TestHistories = Histories.TestCase
 TestHistories.settings = settings(max_examples=150, stateful_step_count=40)
+
+
+@pytest.mark.parametrize("keys_max", [1, 500])
+def test_h2_an_earlier_settlement_noted_later_frees_nothing(keys_max: int) -> None:
+    """The settlement before is applied, and what its tests held is noted, when the next one has decided already: a page sent
+    then does not see that one."""
+    holding = Holding(keys_max)
+    holding.note(0, ("t", "a"), 1, serial=7)
+    holding.note(0, ("t", "a"), 2, serial=6)
+    assert holding.may_hold(0, ("t", "a"), known_until=6)

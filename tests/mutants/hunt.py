@@ -18,6 +18,7 @@ MUTANTS: tuple[Mutant, ...] = (*reading.MUTANTS, *aside.MUTANTS, *leases.MUTANTS
 ELUSIVE: frozenset[str] = frozenset(
     {
         "h4_followers_cursor",
+        "h4_followers_newcomer",
         "s2_parks_by_seq",
         "s4_holds_nobody",
         "wake_after_read",
