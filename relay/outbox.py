@@ -16,6 +16,7 @@ from typing import Final
 
 import asyncpg
 
+from relay import arrays
 from relay.core.ports import (
     Armed,
     Backlog,
@@ -249,8 +250,8 @@ class PostgresOutbox:
             request.xids,
             request.gone,
             request.asked,
-            request.shards,
-            request.cursors,
+            arrays.numbers(request.shards),
+            arrays.numbers(request.cursors),
             SEQ_MAX if request.beyond else request.last_seq,
             request.limit,
             request.span,
@@ -324,7 +325,9 @@ class PostgresOutbox:
             self._sessions.call(Group.READER, self._sessions.bound_s) as session,
             session.transaction(self._begin_signed),
         ):
-            (shards,) = await session.fetch_one("fence", list(epochs), list(epochs.values()), self._instance)
+            (shards,) = await session.fetch_one(
+                "fence", arrays.numbers(list(epochs)), arrays.numbers(list(epochs.values())), self._instance
+            )
             await session.execute("SAVEPOINT policy")
             try:
                 ((changed,),) = await session.fetch("park_policy", shards or [], self._parked_hold, limit)

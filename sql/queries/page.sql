@@ -1,6 +1,6 @@
 -- Purpose: the next rows (R2): which of the listed writers have ended in this very snapshot, and the rows above the
 --          lowest of a shard's cursor and their lows. A shard without a row gives one line of nulls.
--- Values:  $1..$5 the list (number, low, xid or null, gone, asked); $6 shards, $7 cursors, $8 up to which seq (S, or none
+-- Values:  $1..$5 the list (number, low, xid or null, gone, asked); $6 shards, $7 cursors, each as an array's text, $8 up to which seq (S, or none
 --          to read beyond it, R3), $9 rows a shard, $10 up to how many seqs above where a shard begins: what is sent is
 --          looked at too, and there may be very much of it; $11 the largest body that comes along. {is_blocked}: nothing, or
 --          for the shards in $12 whether a row has a blocker (H2). Rows in the
@@ -14,7 +14,7 @@ WITH w AS MATERIALIZED (
           FROM unnest($1::int[], $2::bigint[], $3::bigint[], $4::bool[], $5::bool[]) t(i, low, xid, gone, asked)),
      e AS MATERIALIZED (SELECT array_agg(i) FILTER (WHERE has_ended) AS ended, min(low) FILTER (WHERE has_ended) AS low FROM w)
 SELECT e.ended, f.shard, x.*
-  FROM e CROSS JOIN unnest($6::smallint[], $7::bigint[]) f(shard, cursor)
+  FROM e CROSS JOIN unnest($6::text::smallint[], $7::text::bigint[]) f(shard, cursor)
   LEFT JOIN LATERAL (
         SELECT {row}{is_blocked}
           FROM {table} o

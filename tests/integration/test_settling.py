@@ -9,7 +9,7 @@ from typing import Any
 import asyncpg
 import pytest
 
-from relay import migrate
+from relay import arrays, migrate
 from relay.core.holding import Walk
 from relay.errors import (
     DatabaseRefused,
@@ -17,7 +17,6 @@ from relay.errors import (
 from relay.message import Aside, Key, Row
 from relay.outbox_sql import texts
 from relay.sessions import Group
-from relay.settling import text_array
 from tests.integration.relay import ALL, Relay, deferred, insert, parked, states
 
 # ---------------------------------------------------------------- settling what was sent
@@ -535,5 +534,5 @@ async def test_any_id_survives_the_text_of_an_array(database: asyncpg.Connection
         "{a,{b}}",
         '"',
     ]
-    for some in (ids, ids[:1], ids[1:2], ["\\"], ['"']):
-        assert await database.fetchval("SELECT $1::text::text[]", text_array(some)) == some
+    for some in ([], ids, ids[:1], ids[1:2], ["\\"], ['"']):
+        assert await database.fetchval("SELECT $1::text::text[]", arrays.texts(some)) == some
