@@ -151,6 +151,8 @@ class Engine:
         self.to_renew = Signal()
         self.is_full = False
         """The reader waits for rows to leave memory; who lets them go says so here, and wakes it."""
+        self.is_short_of_bytes = False
+        """It waits for bodies to leave it: a settlement, which lets them go, does not wait for more rows then."""
         self.changed = Signal()
         """Something settled or ended; a drain looks again."""
 

@@ -154,8 +154,8 @@ class Reader:
         is_behind = has_read and bool(engine.reading.behind(self._readable()))
         if is_check_due:
             await self._check(now)
-        # Full, or a shard is: what leaves memory wakes this loop.
-        self._waits_for_room = engine.is_full = not readable or self._is_shard_full()
+        # Full, of rows or of bodies, or a shard is: what leaves memory wakes this loop.
+        self._waits_for_room = engine.is_full = not readable or engine.is_short_of_bytes or self._is_shard_full()
         if not readable:
             return 0.0 if has_loaded else poll_interval_s
         wait_s = await self._next_wait(brought, has_read)
@@ -272,8 +272,9 @@ class Reader:
         chains = engine.chains
         room = settings.read_ahead_max - len(chains)
         inline_room = settings.bytes_max // 2 - (chains.bytes - chains.large_bytes)
-        is_full = inline_room < engine.inline_bytes or (bool(chains.wanted) and not self._has_load_room)
-        engine.metrics.backpressure.set("bytes", is_full, engine.clock.now())
+        waits_for_bytes = inline_room < engine.inline_bytes or (bool(chains.wanted) and not self._has_load_room)
+        engine.is_short_of_bytes = waits_for_bytes
+        engine.metrics.backpressure.set("bytes", waits_for_bytes, engine.clock.now())
         # Many at once: a page costs the same for few. Sooner where nothing is ready, for what is read may be.
         if room < settings.read_ahead_max // (4 if chains.ready else 8):
             return 0

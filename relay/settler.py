@@ -24,8 +24,8 @@ LINGER_S = 0.02
 """How long a small batch of confirmed rows waits for more. Nothing waits for it, and each transaction costs 0.5 ms of the
 relay's CPU, as much of PostgreSQL's, and a sync of the disk that a broker beside it may share."""
 
-LINGER_ASIDE_S = 0.003
-"""The same with anything else in it: rows that are tested keep their keys waiting."""
+LINGER_AWAITED_S = 0.003
+"""The same with anything else in it, for rows that are tested keep their keys waiting; and where bodies fill the memory."""
 
 LOCKED_RETRY_S = 0.1
 """A row that an application keeps locked is tried again after this (S2): its mark, test or hold, a promotion."""
@@ -121,7 +121,8 @@ class Settler:
             await engine.to_settle.wait(max(0.0, min(waits) - engine.clock.now()) if waits else None)
         began = engine.clock.now()
         while 0 < len(engine.decisions) < engine.batch_rows and not engine.is_stopping:
-            linger_s = LINGER_S if len(engine.decisions) == len(engine.decisions.sent) else LINGER_ASIDE_S
+            is_awaited = engine.is_short_of_bytes or len(engine.decisions) > len(engine.decisions.sent)
+            linger_s = LINGER_AWAITED_S if is_awaited else LINGER_S
             if not await engine.to_settle.wait(max(0.0, began + linger_s - engine.clock.now())):
                 break
 
