@@ -22,6 +22,7 @@ import pytest
 from aio_pika.abc import AbstractChannel, AbstractIncomingMessage
 
 from relay.servers import RabbitServer
+from tests.conftest import eventually
 from tests.e2e.conftest import LADDER, Daemon, Site, command
 from tests.e2e.ledger import drain
 
@@ -36,7 +37,10 @@ async def channel_of(site: Site) -> AsyncIterator[AbstractChannel]:
 
 
 async def start(site: Site, relays: int, **settings: str) -> list[Daemon]:
-    return [await site.start(name=f"r{number}", **settings).ready() for number in range(relays)]
+    """Each has its share: poison that changes hands closes a link of both, and bystanders are repeated for either."""
+    daemons = [await site.start(name=f"r{number}", **settings).ready() for number in range(relays)]
+    await eventually(lambda: all(daemon.metric("relay_shards_owned") == 64 / relays for daemon in daemons), 30.0)
+    return daemons
 
 
 async def insert_among(site: Site, poison: Sequence[dict[str, Any]]) -> list[str]:
