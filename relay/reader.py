@@ -158,6 +158,9 @@ class Reader:
         self._waits_for_room = engine.is_full = not readable or engine.is_short_of_bytes or self._is_shard_full()
         if not readable:
             return 0.0 if has_loaded else poll_interval_s
+        if has_loaded or is_behind:
+            # Not silence, however long ago the last row came.
+            self._last_row_at = engine.clock.now()
         wait_s = await self._next_wait(brought, has_read)
         return 0.0 if has_loaded or is_behind else wait_s
 

@@ -210,7 +210,7 @@ class Settler:
             self._keep_locked(settlement, settled)
         engine.settling = len(self._locked)
         self._count(settlement, settled)
-        engine.reading.note_settled([row.seq for row in settled.done])
+        engine.reading.note_settled(settled.done)
         if settlement.tested:
             done = set(settled.done)
             for row in settlement.tested:

@@ -71,7 +71,7 @@ class Reading:
         self._next_number = 0
         self._unasked: set[int] = set()
         self._outstanding: PageRequest | None = None
-        self._settled_since: set[int] = set()
+        self._settled_since: dict[int, str] = {}
         self._forgotten_since: set[int] = set()
 
     # ------------------------------------------------------------ shards
@@ -219,14 +219,14 @@ class Reading:
         """A query that brings rows is about to be sent: what is settled from here on, its result skips (R4)."""
         self._settled_since.clear()
 
-    def note_settled(self, seqs: Iterable[int]) -> None:
-        """Rows whose decision was just written."""
-        self._settled_since.update(seqs)
+    def note_settled(self, rows: Iterable[Row]) -> None:
+        """Rows whose decision was just written. By seq and id: of a row that the database lost another has the seq by now."""
+        self._settled_since.update([(row.seq, row.id) for row in rows])
 
     def fresh(self, rows: Iterable[Row]) -> list[Row]:
         """Those of a query's rows that were not settled since it was sent, of shards still read (R4)."""
         settled = self._settled_since
-        return [row for row in rows if row.seq not in settled and row.shard in self._cursors]
+        return [row for row in rows if settled.get(row.seq) != row.id and row.shard in self._cursors]
 
     def on_page(self, request: PageRequest, page: Page) -> list[Row]:
         """Take a page: move cursors, strike the ended; returns the rows that are news (R4)."""
@@ -237,7 +237,7 @@ class Reading:
         last = {row.shard: row.seq for row in page.rows}
         settled = self._settled_since
         dropped = self._forgotten_since
-        rows = [row for row in page.rows if row.seq not in settled and row.shard not in dropped]
+        rows = [row for row in page.rows if settled.get(row.seq) != row.id and row.shard not in dropped]
         ended = set(page.ended)
         low = min(
             (low for number, low in zip(request.numbers, request.lows, strict=True) if number in ended), default=None

@@ -233,8 +233,20 @@ def test_rows_settled_since_the_page_was_sent_are_skipped() -> None:
     reading = began()
     reading.on_check(check(5))
     request = reading.request([0], 10, INLINE)
-    reading.note_settled([3])
+    reading.note_settled([make_row(3)])
     assert [row.seq for row in reading.on_page(request, Page([], [make_row(3), make_row(4)]))] == [4]
+
+
+def test_a_row_that_has_the_seq_of_one_that_was_lost_is_not_taken_for_it() -> None:
+    """The database went back in time and drew the seq again; what was settled had it before."""
+    reading = began()
+    reading.on_check(check(5))
+    request = reading.request([0], 10, INLINE)
+    lost, row = make_row(3), make_row(3)
+    lost.id = "another"
+    reading.note_settled([lost])
+    assert reading.fresh([row]) == [row]
+    assert reading.on_page(request, Page([], [row])) == [row]
 
 
 def test_a_page_of_a_shard_that_was_lost_and_claimed_meanwhile_brings_nothing() -> None:
@@ -483,7 +495,7 @@ class Histories(RuleBasedStateMachine):
         for seq in sorted(self.memory) if are_all else [min(self.memory)]:
             del self.pending[seq]
             self.memory.discard(seq)
-            self.reading.note_settled([seq])
+            self.reading.note_settled([make_row(seq)])
         if renews:
             self.renew()
 

@@ -297,7 +297,7 @@ class Reader:
     async def _settle(self, rows: list[Row]) -> None:
         settled = await self.outbox.settle(Settlement(fences=dict(self.epochs), sent=rows))
         assert len(settled.done) == len(rows), settled
-        self.reading.note_settled(row.seq for row in rows)
+        self.reading.note_settled(rows)
         for row in rows:
             del self.memory[row.seq]
 

@@ -92,12 +92,17 @@ MUTANTS = (
     Mutant(
         "r4_page",
         "R4: a page's rows that were settled since it was sent are taken",
-        (edit(_ON_PAGE, ("if row.seq not in settled and row.shard not in dropped", "if row.shard not in dropped")),),
+        (
+            edit(
+                _ON_PAGE,
+                ("if settled.get(row.seq) != row.id and row.shard not in dropped", "if row.shard not in dropped"),
+            ),
+        ),
     ),
     Mutant(
         "r4_due",
         "R4 due rows: those that were settled since the query was sent are taken",
-        (edit("relay.core.reading:Reading.fresh", ("row.seq not in settled and row.shard", "row.shard")),),
+        (edit("relay.core.reading:Reading.fresh", ("settled.get(row.seq) != row.id and row.shard", "row.shard")),),
     ),
     Mutant(
         "r5_floor_in_memory",

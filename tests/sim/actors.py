@@ -14,6 +14,9 @@ from .world import World
 PATIENCE_S = 5.0
 """In a history in which nothing fails, and rows are rare, each is delivered so soon."""
 
+PATIENCE_OF_NARROW_S = 20.0
+"""The same for a relay that may have hardly anything in memory or in flight: rows queue before it."""
+
 
 class Actors:
     """`end`: virtual time at which they stop."""
@@ -109,6 +112,9 @@ class Actors:
         """Where nothing fails every row arrives soon, whatever comes after it: a ring that was lost shows."""
         world = self._world
         waiting: dict[str, float] = {}
+        settings = world.options.settings
+        is_narrow = settings.in_flight_max < 4 or settings.read_ahead_max < 40
+        patience_s = PATIENCE_OF_NARROW_S if is_narrow else PATIENCE_S
         while not self._is_over:
             await asyncio.sleep(0.5)
             now = world.loop.time()
@@ -116,7 +122,7 @@ class Actors:
             due = [id_ for id_, entry in entries.items() if not entry.copies and not entry.is_scheduled]
             waiting = {id_: waiting.get(id_, now) for id_ in due}
             for id_, since in waiting.items():
-                if now - since > PATIENCE_S:
+                if now - since > patience_s:
                     world.oracle.blame(f"liveness: nothing failed, and {id_} waits for {now - since:.1f} s")
             world.oracle.check(world.seed)
 
