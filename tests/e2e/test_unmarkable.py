@@ -50,7 +50,8 @@ async def test_an_unmarkable_row_is_published_once_and_costs_nobody(
     assert [record["id"] for record in records] == ["bad 1", "bad 2", "never sent"]
     assert {record["failure_class"] for record in records} == {"unmarkable"}
     assert all("not this one" in record["failure_error"] for record in records)
-    assert sum(daemon.metrics()['relay_rows_parked_total{reason="unmarkable"}'] for daemon in daemons) == 3
+    # The second may not even listen before the first is done.
+    assert sum(daemon.metrics().get('relay_rows_parked_total{reason="unmarkable"}', 0.0) for daemon in daemons) == 3
     lines = [each for daemon in daemons for each in daemon.events() if each["event"] == "row_parked"]
     assert sorted(each["id"] for each in lines) == ["bad 1", "bad 2", "never sent"]
     # Killed, and begun anew: not published again.
