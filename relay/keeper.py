@@ -69,6 +69,12 @@ class Keeper:
                 if wanted:
                     sent_at = engine.clock.now()
                     claims = await engine.outbox.claim(wanted)
+                    for claim in claims:
+                        if claim.shard in engine.leases:
+                            # Run out, and its row was locked when it was to be renewed. What was decided under the old
+                            # epoch is fenced off (S1), and would wait for ever: the shard begins anew.
+                            engine.lose_shard(claim.shard)
+                            engine.metrics.lease_lost += 1
                     engine.leases.on_claimed(claims, sent_at)
                     self._take_up(claims)
             self._hand_over(renewal)

@@ -175,6 +175,19 @@ async def test_a_new_session_takes_up_what_is_kept_and_lets_go_what_was_being_gi
     assert parts.outbox.calls("release")[0].arguments[0].keys() == {0}
 
 
+async def test_a_shard_of_ours_that_is_claimed_anew_begins_anew() -> None:
+    """Its lease ran out while its row was locked, and the claim behind the renewal took it. The old epoch's settlement
+    was fenced off, and the lease of now was not its: the row was neither settled nor forgotten, for ever. Seed 410390."""
+    parts = Parts(renew=renewal({0: (1, 0)}, renewed=(), claimable=1), claim=[Claim(0, 2, 0)])
+    row = make_row(1)
+    parts.engine.admit([row])
+    parts.turn()
+    parts.link.ack(row)
+    await parts.keeper._renew()
+    assert parts.engine.leases.epoch(0) == 2
+    assert row.state is State.FORGOTTEN, "it is read again"
+
+
 async def test_a_hand_over_is_not_held_up_by_rows_that_came_back_unsent() -> None:
     """In flight when the shard was given; then nacked, or its link closed: it goes with the shard (L5)."""
     parts = Parts(renew=renewal({0: (1, 0)}), release=None)
