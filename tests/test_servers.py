@@ -121,8 +121,7 @@ async def test_a_killed_rabbit_comes_back_on_its_port_with_its_durable_messages(
             await channel.declare_queue("work", durable=True)
             message = aio_pika.Message(b"kept", delivery_mode=aio_pika.DeliveryMode.PERSISTENT)
             await channel.default_exchange.publish(message, "work")
-            # What was declared just now may still be in the node's own buffers; a message that is confirmed is not.
-            rabbit.eval("mnesia:sync_log()")
+            rabbit.write_down()
             rabbit.kill()
         assert not rabbit.is_running
         rabbit.restart()

@@ -30,6 +30,7 @@ async def passed(seconds: float) -> None:
 @RELAYS
 async def test_broker_killed(stage: Stage, relays: int) -> None:
     await stage.up(relays)
+    await asyncio.to_thread(stage.rabbit.write_down)
     await asyncio.to_thread(stage.rabbit.kill)
     for post in stage.posts:
         await post.relay.not_ready("broker")
