@@ -6,10 +6,10 @@ long as writing the text, and the server reads either as quickly.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 
-def numbers(values: Sequence[int]) -> str:
+def numbers(values: Iterable[int]) -> str:
     """The text of an array of integers."""
     return f"{{{str(list(values))[1:-1]}}}"
 

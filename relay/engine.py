@@ -212,6 +212,15 @@ class Engine:
         for follower in followers:
             self.chains.note_holding(follower, self.decisions.serial)
 
+    def lose_leases(self, shards: Sequence[int], *, seen: str) -> None:
+        """These leases are gone, as a renewal, a claim or a settlement has shown. One line, not one a shard: they mostly go
+        together."""
+        for shard in shards:
+            self.lose_shard(shard)
+        if shards:
+            self.metrics.lease_lost += len(shards)
+            self.log.warning("leases_lost", shards=len(shards), seen=seen)
+
     def lose_shard(self, shard: int) -> None:
         """The lease is gone: forget the shard; what is in flight becomes orphans (P3)."""
         self.leases.drop(shard)

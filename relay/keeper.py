@@ -69,12 +69,9 @@ class Keeper:
                 if wanted:
                     sent_at = engine.clock.now()
                     claims = await engine.outbox.claim(wanted)
-                    for claim in claims:
-                        if claim.shard in engine.leases:
-                            # Run out, and its row was locked when it was to be renewed. What was decided under the old
-                            # epoch is fenced off (S1), and would wait for ever: the shard begins anew.
-                            engine.lose_shard(claim.shard)
-                            engine.metrics.lease_lost += 1
+                    # Run out, and its row was locked when it was to be renewed. What was decided under the old epoch is
+                    # fenced off (S1), and would wait for ever: the shard begins anew.
+                    engine.lose_leases([each.shard for each in claims if each.shard in engine.leases], seen="claim")
                     engine.leases.on_claimed(claims, sent_at)
                     self._take_up(claims)
             self._hand_over(renewal)
@@ -96,13 +93,7 @@ class Keeper:
 
     def _take(self, renewal: Renewal, sent_at: float) -> None:
         engine = self._engine
-        lost = engine.leases.on_renewal(renewal, sent_at)
-        for shard in lost:
-            engine.lose_shard(shard)
-        if lost:
-            # One line, not one a shard: they mostly go together.
-            engine.metrics.lease_lost += len(lost)
-            engine.log.warning("leases_lost", shards=len(lost), seen="renewal")
+        engine.lose_leases(engine.leases.on_renewal(renewal, sent_at), seen="renewal")
         if self._is_first:
             # New sessions: everything of ours is read again from the floors as stored (R5).
             self._is_first = False

@@ -326,7 +326,7 @@ class PostgresOutbox:
             session.transaction(self._begin_signed),
         ):
             (shards,) = await session.fetch_one(
-                "fence", arrays.numbers(list(epochs)), arrays.numbers(list(epochs.values())), self._instance
+                "fence", arrays.numbers(epochs), arrays.numbers(epochs.values()), self._instance
             )
             await session.execute("SAVEPOINT policy")
             try:

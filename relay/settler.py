@@ -201,11 +201,7 @@ class Settler:
         lost = [
             shard for shard in settled.lost if shard in engine.leases and engine.leases.epoch(shard) == fences[shard]
         ]
-        for shard in lost:
-            engine.lose_shard(shard)
-        if lost:
-            engine.metrics.lease_lost += len(lost)
-            engine.log.warning("leases_lost", shards=len(lost), seen="settlement")
+        engine.lose_leases(lost, seen="settlement")
         if settled.locked or settled.unpromoted:
             self._keep_locked(settlement, settled)
         engine.settling = len(self._locked)

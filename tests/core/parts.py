@@ -342,6 +342,12 @@ class Parts:
         """One turn of the publisher."""
         self.publisher._turn()
 
+    def confirm(self, row: Row) -> None:
+        """The row is read, published, and confirmed."""
+        self.engine.admit([row])
+        self.turn()
+        self.link.ack(row)
+
     async def settled(self) -> Settlement:
         """The settlement that waits for its answer."""
         call = await self.outbox.called("settle")

@@ -24,9 +24,7 @@ async def test_decisions_of_a_settlement_that_was_cancelled_are_kept() -> None:
     again in the next life of the sessions (S3), not stay SETTLING for ever with the floor and the drain behind it."""
     parts = Parts()
     row = make_row(1)
-    parts.engine.admit([row])
-    parts.turn()
-    parts.link.ack(row)
+    parts.confirm(row)
     async with parts.running(parts.settler.run()):
         assert (await parts.settled()).sent == [row]
     parts.engine.lose_sessions()
@@ -97,9 +95,7 @@ async def test_an_old_fence_does_not_cost_the_lease_that_was_claimed_since() -> 
     """Shard 0 was lost and claimed again while a settlement under the old epoch was under way."""
     parts = Parts()
     row = make_row(1)
-    parts.engine.admit([row])
-    parts.turn()
-    parts.link.ack(row)
+    parts.confirm(row)
     async with parts.running(parts.settler.run()):
         assert (await parts.settled()).fences == {0: 1}
         parts.engine.lose_shard(0)
@@ -180,9 +176,7 @@ async def test_a_shard_of_ours_that_is_claimed_anew_begins_anew() -> None:
     was fenced off, and the lease of now was not its: the row was neither settled nor forgotten, for ever. Seed 410390."""
     parts = Parts(renew=renewal({0: (1, 0)}, renewed=(), claimable=1), claim=[Claim(0, 2, 0)])
     row = make_row(1)
-    parts.engine.admit([row])
-    parts.turn()
-    parts.link.ack(row)
+    parts.confirm(row)
     await parts.keeper._renew()
     assert parts.engine.leases.epoch(0) == 2
     assert row.state is State.FORGOTTEN, "it is read again"

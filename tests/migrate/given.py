@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import subprocess
 from collections.abc import AsyncIterator
 
@@ -61,7 +62,8 @@ def dump(url: str) -> str:
     """The schema as pg_dump writes it, without the lines that differ from run to run."""
     command = [str(find_postgres() / "pg_dump"), "--schema-only", url]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
-    if "server version mismatch" in done.stderr:
-        pytest.skip("pg_dump is older than the server")
+    if "server version mismatch" in done.stderr and "RELAY_TEST_DATABASE_URL" in os.environ:
+        # Never with a server of the tests' own: that is of the same installation.
+        pytest.skip("the given server is newer than the pg_dump that is here")
     assert done.returncode == 0, done.stderr
     return "\n".join(line for line in done.stdout.splitlines() if not line.startswith(("--", "\\")))

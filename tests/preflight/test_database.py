@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import re
 import time
-from collections.abc import AsyncIterator
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -18,17 +17,10 @@ from relay.preflight import vacuum
 from relay.preflight.finding import Finding, Level
 from relay.servers import PostgresServer
 from tests.conftest import eventually
+from tests.integration.conftest import database
 from tests.integration.test_outbox_proxy import proxy_url
 
-__all__ = ["proxy_url"]  # a fixture
-
-
-@pytest.fixture
-async def database(database_url: str) -> AsyncIterator[asyncpg.Connection]:
-    await migrate.run(database_url)
-    connection = await asyncpg.connect(database_url)
-    yield connection
-    await connection.close(timeout=5)
+__all__ = ["database", "proxy_url"]  # fixtures
 
 
 async def findings(url: str, **changes: str) -> list[Finding]:

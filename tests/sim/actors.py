@@ -8,7 +8,7 @@ import random
 from relay.message import Aside
 
 from .climate import Climate, source
-from .database import DbRow, Transaction, TransactionGone
+from .tables import DbRow, Transaction, TransactionGone
 from .world import World
 
 PATIENCE_S = 5.0

@@ -6,9 +6,10 @@ import asyncio
 import random
 
 from .broker import BrokerOptions, Rabbit
-from .database import Database, DatabaseOptions
+from .database import Database
 from .loop import VirtualLoop
 from .oracle import History, Oracle
+from .tables import DatabaseOptions
 from .wire import Network
 
 

@@ -13,7 +13,7 @@ from relay.logs import Log
 from relay.metrics import Metrics
 from relay.runner import Runner
 
-from .broker import FakeBroker
+from .link import FakeBroker
 from .oracle import History
 from .outbox import FakeOutbox
 

@@ -30,8 +30,8 @@ from relay.core.ports import (
 from relay.errors import DatabaseRefused
 from relay.message import Aside, Key, Row
 
-from .database import DbRelay, DbRow, DbShard, Session
 from .settling import Settling
+from .tables import DbRelay, DbRow, DbShard, Session
 from .wire import Statement, Wait, at_once
 
 

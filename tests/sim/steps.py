@@ -8,8 +8,8 @@ from relay.core.ports import Check, Page, PageRequest, Settlement
 from relay.core.settings import EngineSettings, Ordering, Unroutable
 
 from .broker import BrokerOptions
-from .database import DatabaseOptions
 from .loop import run_virtual
+from .tables import DatabaseOptions
 from .wire import Call
 from .world import Relay, World, WorldOptions
 

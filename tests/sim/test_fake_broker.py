@@ -16,7 +16,8 @@ from tests.broker import link_suite, outcome_suite, tag_suite
 from tests.broker.recorder import Recorder
 
 from .bench import Bench
-from .broker import BrokerOptions, FakeBroker, FakeLink
+from .broker import BrokerOptions
+from .link import FakeBroker, FakeLink
 from .loop import Process, run_virtual
 from .oracle import Entry, Outcome
 

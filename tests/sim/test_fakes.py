@@ -14,10 +14,11 @@ from relay.errors import DatabaseLost
 
 from . import chores_suite, outbox_suite
 from .bench import Bench
-from .database import Database, DatabaseOptions, Transaction
+from .database import Database
 from .loop import Deadlock, Process, Runaway, VirtualLoop, run_virtual
 from .outbox import FakeOutbox
 from .outbox_suite import Seen
+from .tables import DatabaseOptions, Transaction
 
 
 class FakeWriter:

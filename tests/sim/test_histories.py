@@ -10,7 +10,6 @@ import asyncio
 
 from relay.core.ports import PageRequest, Settlement
 
-from .database import DatabaseOptions
 from .oracle import Outcome
 from .steps import (
     aside,
@@ -24,6 +23,7 @@ from .steps import (
     play,
     settings,
 )
+from .tables import DatabaseOptions
 from .world import World
 
 # ---------------------------------------------------------------- settling and publishing

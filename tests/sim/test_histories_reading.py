@@ -10,7 +10,6 @@ import asyncio
 
 from relay.core.ports import Check, Page, PageRequest
 
-from .database import DatabaseOptions
 from .steps import (
     brings,
     in_flight,
@@ -25,6 +24,8 @@ from .steps import (
     sees_writers,
     settings,
 )
+from .tables import DatabaseOptions
+from .wire import Stop
 from .world import World
 
 # ---------------------------------------------------------------- reading
@@ -238,6 +239,16 @@ def test_r1_prepared_before_a_takeover() -> None:
     play(script)
 
 
+async def is_sent_before(world: World, id_: str, stop: Stop) -> None:
+    """The row in flight is confirmed, settled, forgotten; then the stopped result arrives, and nothing comes of it."""
+    world.rabbit.mute(False)
+    await is_sent(world, id_)
+    await asyncio.sleep(0.02)
+    stop.resume()
+    await asyncio.sleep(1.0)
+    assert world.oracle.duplicates() == 0
+
+
 def test_r4_a_result_that_comes_late() -> None:
     """A read is sent; its row is confirmed, settled, forgotten; the result arrives."""
 
@@ -255,12 +266,7 @@ def test_r4_a_result_that_comes_late() -> None:
         await in_flight(world, a)
         stop = world.stop_at("page", at="after", when=brings(a))
         await stop.reached()
-        world.rabbit.mute(False)
-        await is_sent(world, a)
-        await asyncio.sleep(0.02)
-        stop.resume()
-        await asyncio.sleep(1.0)
-        assert world.oracle.duplicates() == 0
+        await is_sent_before(world, a, stop)
 
     play(script)
 
@@ -278,12 +284,7 @@ def test_r4_due_rows_that_come_late() -> None:
         await in_flight(world, a, copies=2)
         stop = world.stop_at("due", at="after")
         await stop.reached(timeout_s=30.0)
-        world.rabbit.mute(False)
-        await is_sent(world, a)
-        await asyncio.sleep(0.02)
-        stop.resume()
-        await asyncio.sleep(1.0)
-        assert world.oracle.duplicates() == 0
+        await is_sent_before(world, a, stop)
 
     play(script)
 

@@ -10,7 +10,7 @@ from relay.core.settings import EngineSettings, Ordering, Unroutable
 from . import seasons
 from .broker import BrokerOptions
 from .climate import Climate, source
-from .database import DatabaseOptions
+from .tables import DatabaseOptions
 from .world import WorldOptions
 
 

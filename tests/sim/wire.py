@@ -18,8 +18,9 @@ from relay.core.ports import OutboxInfo
 from relay.errors import DatabaseLost, DatabaseRefused, DatabaseUnavailable, SchemaMissing
 from relay.message import PayloadType, Row
 
-from .database import Database, Session
+from .database import Database
 from .loop import OUTSIDE, Life, Process
+from .tables import Session
 
 T = TypeVar("T")
 

@@ -14,12 +14,14 @@ from typing import TypeVar
 from relay.core.settings import EngineSettings
 from relay.message import Aside, Key
 
-from .broker import BrokerOptions, FakeBroker, Rabbit
-from .database import Database, DatabaseOptions, DbRow, Transaction, TransactionGone
+from .broker import BrokerOptions, Rabbit
+from .database import Database
 from .harness import Program
+from .link import FakeBroker
 from .loop import Life, Process, VirtualLoop
 from .oracle import History, Oracle, Rules
 from .outbox import FakeOutbox
+from .tables import DatabaseOptions, DbRow, Transaction, TransactionGone
 from .wire import Call, Network, Stop
 
 T = TypeVar("T")
