@@ -6,6 +6,7 @@ is room in memory, and never more than the bounds of rows and bytes (I6).
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
 
 from relay.core.ladder import reconnect_backoff
@@ -19,14 +20,17 @@ from relay.message import Aside, Row, State
 CHECK_INTERVAL_S = 0.05
 """Twenty checks a second under traffic cost eight busy writers nothing measurable."""
 
-RECHECK_INTERVAL_S = 0.005
+RECHECK_INTERVAL_S = 0.001
 """While a writer is listed that has no xid yet, pages stop at the last check (R3) and fresh rows wait for the next: that
 comes so soon, and doubles to the usual interval while the writer stays as it is."""
 
 POLL_MIN_S = 0.001
-POLL_MAX_S = 0.02
-"""After a row the relay polls so often, backing off to the second, until it arms the doorbell; and not sooner again than the
-last page took, or polling would eat up what a busy machine has left."""
+POLL_MAX_S = 0.01
+"""After a row the relay polls so often, backing off to the second, until it arms the doorbell; and not sooner again than
+pages take, or polling would eat up what a busy machine has left. The quicker of two counts: a single slow one is chance."""
+
+TIMER_STEP_S = 0.001
+"""A loop's timers go by whole milliseconds. Less than half of one is no wait, but turns of the loop that find nothing."""
 
 ARM_AFTER_S = 0.1
 ARM_WAIT_S = 0.05
@@ -58,7 +62,7 @@ class Reader:
         self._last_check_at = _NEVER
         self._poll_s = POLL_MIN_S
         self._next_poll_at = _NEVER
-        self._page_took_s = 0.0
+        self._page_took_s = self._page_took_before_s = 0.0
         self._recheck_s = RECHECK_INTERVAL_S
         self._must_check = True
         self._has_rung = False
@@ -138,8 +142,6 @@ class Reader:
         has_loaded = bool(engine.chains.wanted) and await self._load()
         now = engine.clock.now()
         brought = 0
-        if engine.next_due_at is not None and engine.next_due_at <= now:
-            brought += await self._read_due()
         # A page that may read beyond S needs no check of now: rows come a round trip sooner.
         is_check_due = self._is_check_due(now) and not engine.reading.must_go_on(self._readable())
         if is_check_due and (self._must_check or not self._polls()):
@@ -151,6 +153,11 @@ class Reader:
         has_read = bool(shards)
         if has_read:
             brought += await self._read_page(shards, limit)
+            # The publisher's turn: what was read goes out before the next statement does.
+            await asyncio.sleep(0)
+        if engine.next_due_at is not None and engine.next_due_at <= now:
+            # After the page: an insert that rang waits for nothing else.
+            brought += await self._read_due()
         is_behind = has_read and bool(engine.reading.behind(self._readable()))
         if is_check_due:
             await self._check(now)
@@ -166,7 +173,7 @@ class Reader:
 
     def _polls(self) -> bool:
         """Whether a page may find what no check knows of, and it is time for one: not whenever something wakes us."""
-        is_time = self._engine.clock.now() >= self._next_poll_at
+        is_time = self._engine.clock.now() >= self._next_poll_at - TIMER_STEP_S / 2
         return is_time and not self._is_idle and self._engine.reading.may_read_beyond()
 
     def _is_check_due(self, now: float) -> bool:
@@ -176,7 +183,7 @@ class Reader:
             interval_s = min(interval_s, CHECK_INTERVAL_S)
         if not engine.reading.may_read_beyond():
             interval_s = min(interval_s, self._recheck_s)
-        return self._must_check or now - self._last_check_at >= interval_s
+        return self._must_check or now >= self._last_check_at + interval_s
 
     async def _check(self, now: float) -> None:
         engine = self._engine
@@ -207,10 +214,15 @@ class Reader:
                     return 0.0
                 wait_s = min(wait_s, max(0.0, self._next_arm_at - engine.clock.now()))
         else:
-            if has_read or now >= self._next_poll_at:
-                self._next_poll_at = now + min(max(self._poll_s, self._page_took_s), POLL_MAX_S)
+            if has_read:
+                page_took_s = min(self._page_took_s, self._page_took_before_s)
+                self._next_poll_at = now + min(max(self._poll_s, page_took_s), POLL_MAX_S)
                 self._poll_s = min(self._poll_s * 1.5, POLL_MAX_S)
-            wait_s = self._next_poll_at - now
+            if engine.reading.may_read_beyond():
+                wait_s = max(0.0, self._next_poll_at - now)
+            else:
+                # Nothing above S can be read before the next check.
+                wait_s = max(0.0, self._last_check_at + self._recheck_s - now)
         if engine.next_due_at is not None:
             wait_s = min(wait_s, max(0.0, engine.next_due_at - now))
         return min(wait_s, poll_interval_s)
@@ -320,7 +332,8 @@ class Reader:
         request = engine.reading.request(shards, limit, engine.inline_bytes, engine.chains.unknown(shards))
         started = engine.clock.now()
         page = await engine.outbox.page(request)
-        self._page_took_s = took_s = engine.clock.now() - started
+        took_s = engine.clock.now() - started
+        self._page_took_before_s, self._page_took_s = self._page_took_s, took_s
         engine.metrics.claim_seconds.observe(took_s)
         rows = engine.reading.on_page(request, page)
         engine.reading.on_page_took(took_s)

@@ -17,6 +17,7 @@ from relay.core.ports import (
     PageRequest,
     Settled,
     Settlement,
+    Writer,
 )
 from relay.core.settings import EngineSettings
 from relay.errors import DatabaseRefused
@@ -177,6 +178,45 @@ async def test_what_wakes_the_reader_before_its_time_brings_no_page() -> None:
     assert len(parts.outbox.calls("page")) == 2
 
 
+async def test_a_poll_that_came_due_during_something_else_is_not_put_off() -> None:
+    """Each such turn backed off further, without having looked: rows waited for 20 ms."""
+    parts = reading_parts(page=Page([], [make_row(1)]))
+    assert await parts.reader._turn() == pytest.approx(0.001)
+
+    def slow(*_: object) -> Due:
+        parts.clock.time += 0.002
+        return Due([], [], None)
+
+    parts.outbox.answers["due"] = slow
+    parts.engine.note_due(0.0)
+    assert await parts.reader._turn() == 0.0
+    assert len(parts.outbox.calls("page")) == 1
+    await parts.reader._turn()
+    assert len(parts.outbox.calls("page")) == 2
+
+
+async def test_less_than_a_timer_can_wait_is_no_wait() -> None:
+    """A timer of 0.4 ms ends at once: twenty turns of the loop that found nothing went before each page."""
+    parts = reading_parts(page=Page([], [make_row(1)]))
+    assert await parts.reader._turn() == pytest.approx(0.001)
+    parts.clock.time += 0.0006
+    await parts.reader._turn()
+    assert len(parts.outbox.calls("page")) == 2
+
+
+async def test_a_writer_without_an_xid_is_looked_at_again_at_once_then_less_and_less_often() -> None:
+    """R3: meanwhile fresh rows wait. Most such writers are about to insert; one may be there for hours."""
+    parts = reading_parts(check=Check(1, [Writer("3/7", None)], 0.0), page=Page([], [make_row(1)]))
+    waits = []
+    for _ in range(9):
+        waits.append(await parts.reader._turn())
+        parts.reader._last_row_at = parts.clock.now()
+        parts.clock.time += waits[-1]
+    assert waits[:6] == pytest.approx([0.002, 0.004, 0.008, 0.016, 0.032, 0.05], abs=1e-4)
+    assert waits[6:] == pytest.approx([0.05] * 3, abs=1e-4)
+    assert len(parts.outbox.calls("check")) == 9
+
+
 async def test_a_page_takes_its_own_time_as_a_pause() -> None:
     """On a busy machine polls as often as on an idle one would keep it busy."""
     parts = reading_parts()
@@ -186,6 +226,8 @@ async def test_a_page_takes_its_own_time_as_a_pause() -> None:
         return Page([], [])
 
     parts.outbox.answers["page"] = slow
+    await parts.reader._turn()
+    parts.clock.time += 0.02
     assert await parts.reader._turn() == pytest.approx(0.008)
 
 
@@ -201,7 +243,7 @@ async def test_known_rows_are_read_without_the_other_shards() -> None:
 
 
 async def test_a_ring_is_answered_by_a_page_first() -> None:
-    """One round trip to the row that rang: the check of the writers and the doorbell's lock come after it."""
+    """One round trip to the row that rang: rows that are due, the check of the writers, the doorbell's lock come after it."""
     parts = reading_parts(arm=Armed.GRANTED)
     while not parts.reader._is_armed:
         parts.clock.time += 1.0
@@ -211,8 +253,9 @@ async def test_a_ring_is_answered_by_a_page_first() -> None:
     parts.outbox.log.clear()
     parts.reader.on_ring()
     await parts.reader._turn()
-    assert [call.name for call in parts.outbox.log if call.name in ("page", "check", "disarm")] == [
+    assert [call.name for call in parts.outbox.log if call.name in ("page", "due", "check", "disarm")] == [
         "page",
+        "due",
         "check",
         "disarm",
     ]
