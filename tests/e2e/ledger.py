@@ -78,9 +78,10 @@ async def drain(
     ids: set[str] = set()
 
     async def take(message: AbstractIncomingMessage) -> None:
+        # Counted once its acknowledgement is written: any other goes back to the queue, and would be counted twice.
+        await message.ack()
         messages.append(message)
         ids.add(message.message_id or "")
-        await message.ack()
 
     async with await aio_pika.connect(amqp_url) as connection:
         channel = await connection.channel()
@@ -92,8 +93,6 @@ async def drain(
         except AssertionError as error:
             raise AssertionError(f"{len(ids)} of {count} ids came, in {len(messages)} messages") from error
         await source.cancel(tag)
-        # What came before the cancel's answer is acknowledged by now, and a round trip later the broker knows.
-        await channel.declare_queue(queue, passive=True)
         while is_all and (message := await source.get(fail=False)) is not None:
             await take(message)
     return messages

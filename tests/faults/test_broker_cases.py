@@ -137,7 +137,9 @@ async def _livez_s(stage_daemon: Daemon) -> float:
 
 @pytest.mark.parametrize("rows", [pytest.param(12, id="short"), pytest.param(1000, id="as written", marks=LONG)])
 async def test_case_41_large_rows_on_a_fifth_of_a_cpu(site: Site, rows: int) -> None:
-    """A heartbeat of 5 s, rows of 1 MiB with headers of 2,000 keys, and a relay that runs 20 ms of each 100 ms."""
+    """A heartbeat of 5 s, rows of 1 MiB with headers of 2,000 keys, and a relay that runs 20 ms of each 100 ms.
+
+    A probe's patience is a second by default. (The slowest of 3,125 answers took 0.5 s at a load of 11 on two cores.)"""
     await site.database.execute(
         "INSERT INTO outbox (event_type, aggregate_id, payload, headers)"
         " SELECT 'ok.x', (n % 20)::text, json_build_object('d', repeat('x', 1024 * 1024)),"
@@ -151,7 +153,7 @@ async def test_case_41_large_rows_on_a_fifth_of_a_cpu(site: Site, rows: int) -> 
         while await site.unsent():
             slowest_s = max(slowest_s, await _livez_s(daemon))
             assert daemon.process.poll() is None
-        assert slowest_s < 3.0, "of which four fifths are spent standing still"
+        assert slowest_s < 1.0, f"/livez took {slowest_s:.2f} s, of which four fifths are spent standing still"
     assert daemon.metric("relay_reconnects_total") == 0, daemon.text()
     assert await site.database.fetchval("SELECT count(*) FROM outbox WHERE sent_at IS NOT NULL") == rows
 
