@@ -70,6 +70,8 @@ class Status:
     parked_rows: int
     parked_by_class: Mapping[str, int]
     unmarkable_rows: int
+    unknown_aside: Mapping[str, int]
+    """Rows whose `aside`, written by somebody else, no relay knows: they wait unseen."""
     sent_rows_estimate: int | None
     newest_seq: int
     rates: Rates | None
@@ -139,7 +141,8 @@ def _status(
         row["due_in_s"] for row in aside if row["aside"] in ("deferred", "scheduled") and row["due_in_s"] is not None
     ]
     pending = max(backlog["pending_rows"], backlog["estimate"] or 0)
-    others = pending + sum(rows.values())
+    unknown = {row["aside"]: row["rows"] for row in aside if row["aside"] not in _ASIDE}
+    others = pending + sum(rows.values()) + sum(unknown.values())
     return Status(
         table=str(schema.table),
         schema_version=schema.version,
@@ -160,6 +163,7 @@ def _status(
         parked_rows=rows["parked"],
         parked_by_class={row["failure_class"] or "unknown": row["rows"] for row in aside if row["aside"] == "parked"},
         unmarkable_rows=meta["unmarkable_rows"],
+        unknown_aside=unknown,
         sent_rows_estimate=None if backlog["live_rows"] is None else max(0, backlog["live_rows"] - others),
         newest_seq=backlog["newest_seq"],
         rates=None,
@@ -238,6 +242,9 @@ def as_lines(status: Status) -> list[tuple[str, str]]:
     ]
     if status.unmarkable_rows:
         lines.append(("unmarkable", _rows(status.unmarkable_rows)))
+    for aside, count in status.unknown_aside.items():
+        text = f"{_rows(count)} whose aside is {aside!r}, which no relay writes or reads; null there has them published"
+        lines.append(("unseen", text))
     if status.sent_rows_estimate is not None:
         lines.append(("sent", f"about {_rows(status.sent_rows_estimate)} marked and still in the table"))
     if status.rates is not None:

@@ -179,7 +179,8 @@ def load(
     unknown = tuple(_unknown(environ))
     if problems:
         # A misspelt name is the likeliest reason why another one is not set.
-        raise ConfigError(problems, hint="; ".join(unknown) or None)
+        # One setting's text may hold another's password, which was not known yet when the text was made.
+        raise ConfigError([redactor.redact(each) for each in problems], hint="; ".join(unknown) or None)
     if found["name"] is None:
         found["name"] = f"{socket.gethostname()[:80]}-{secrets.token_hex(3)}"
     return Config(**found, redactor=redactor), (*unknown, *_idle(found, looked_at))

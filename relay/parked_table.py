@@ -217,5 +217,7 @@ def _explained(state: str) -> str:
             return "held, it waits behind an earlier row of its key"
         case "scheduled":
             return "scheduled, its available_at has not come"
-        case _:
+        case "unknown id":
             return "unknown id, never there, or deleted since"
+        case _:
+            return f"unseen: its aside is {state!r}, which no relay writes or reads; null there has it published"

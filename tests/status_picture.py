@@ -41,6 +41,7 @@ def example() -> View:
         parked_rows=3,
         parked_by_class={"too_large": 1, "unroutable": 2},
         unmarkable_rows=0,
+        unknown_aside={},
         sent_rows_estimate=812_000,
         newest_seq=1_204_311,
         rates=Rates(3911.0, 3987.5),

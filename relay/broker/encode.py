@@ -339,15 +339,15 @@ class _Shape:
 
 def expiration(expires_at: float | None, database_now: Callable[[], float]) -> str | None:
     """The milliseconds left, as text; `None` without a deadline. Raises MessageInvalid (`expired`)."""
-    if expires_at is None or expires_at == math.inf:
+    if expires_at is None:
+        return None
+    left_s = expires_at - database_now()
+    if left_s > _EXPIRATION_MS_MAX / 1000:
         return None
     # Down to whole milliseconds, after the float's noise below a microsecond is gone. -inf is long past.
-    left_s = expires_at - database_now()
-    left_ms = -1 if left_s == -math.inf else round(left_s * 1_000_000) // 1000
+    left_ms = round(max(left_s, -1.0) * 1_000_000) // 1000
     if left_ms <= 0:
         raise MessageInvalid(f"the deadline passed {-left_s:.3f} s ago", failure_class="expired")
-    if left_ms > _EXPIRATION_MS_MAX:
-        return None
     return str(left_ms)
 
 

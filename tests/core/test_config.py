@@ -275,6 +275,13 @@ def test_a_faulty_url_shows_what_is_no_secret() -> None:
     assert "http://***@mq:5672/x" in text
 
 
+def test_one_settings_password_is_hidden_in_what_is_said_of_another() -> None:
+    """It was read first, and its text made, before the password was known."""
+    found = problems({"RELAY_DATABASE_URL": "://sesame9", "RELAY_AMQP_URL": "postgresql://u:sesame9@h/d"})
+    assert len(found) == 2
+    assert "sesame9" not in "\n".join(found)
+
+
 def test_no_representation_shows_a_secret() -> None:
     found = loaded()
     assert "sesame" not in repr(found) + str(found) + repr(found.database())

@@ -193,9 +193,22 @@ async def test_status_counts_the_states(site: Site) -> None:
     assert (status["parked_rows"], status["parked_by_class"]) == (1, {"unroutable": 1})
     assert status["oldest_pending_age_seconds"] >= 0
     assert status["relays"] == []
+    assert status["unknown_aside"] == {}
     text = (await _command("status", settings=site.settings)).stdout
     assert "parked" in text
     assert "unroutable 1" in text
+
+
+async def test_a_row_that_somebody_put_aside_is_seen(site: Site) -> None:
+    """No relay looks for what no relay writes; such a row counted as sent."""
+    await site.database.execute("INSERT INTO outbox (id, event_type, aside) VALUES ('w', 'ok.x', 'waiting')")
+    status = json.loads((await _command("status", "--json", settings=site.settings)).stdout)
+    assert (status["unknown_aside"], status["backlog_rows"]) == ({"waiting": 1}, 0)
+    text = (await _command("status", settings=site.settings)).stdout
+    assert "1 row whose aside is 'waiting', which no relay writes or reads" in text
+    done = await _command("parked", "show", "w", settings=site.settings)
+    assert done.returncode == 4
+    assert "its aside is 'waiting'" in done.stderr
 
 
 async def test_status_without_a_schema_names_the_command(database_url: str) -> None:
