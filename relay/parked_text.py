@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import base64
 import json
+import math
 import re
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
+from decimal import Decimal
 from typing import Any, Final
 
 from relay.errors import UsageError
@@ -23,6 +25,9 @@ TIMES: Final = "a duration before now (250ms 5s 2m 1h 7d) or an ISO time (2026-0
 where it names no offset)"
 LIMITS: Final = "a whole number, 1 or more"
 ERROR_CHARACTERS_MAX: Final = 100
+NUMBER_DIGITS_MAX: Final = 1000
+"""Longer numbers in headers are shown as text: Python reads no integer of more than 4,300 digits."""
+
 
 _RATE = re.compile(r"([0-9]{1,9}(?:\.[0-9]{1,6})?)/(s|m|h)")
 _RATE_UNITS_S: Final = {"s": 1.0, "m": 60.0, "h": 3600.0}
@@ -183,7 +188,7 @@ def details_document(record: Mapping[str, Any], *, with_payload: bool) -> dict[s
     document |= {name: _shown(name, record[name]) for name in _SHOWN}
     document["is_deleted"] = not record["is_there"]
     if with_payload:
-        document["headers"] = None if record["headers"] is None else json.loads(record["headers"])
+        document["headers"] = None if record["headers"] is None else _parsed(record["headers"])
         document["payload"], document["payload_encoding"] = _body(record["body"])
     return document
 
@@ -195,6 +200,21 @@ def _shown(name: str, value: Any) -> object:
         return f"{value}+00:00" if value[:1].isdigit() else value
     shown: object = value
     return shown
+
+
+def _parsed(text: str) -> object:
+    """Headers as a JSON value; a number that would not come out as it went in is shown as text."""
+    parsed: object = json.loads(text, parse_float=_number, parse_int=_number)
+    return parsed
+
+
+def _number(text: str) -> int | float | str:
+    if len(text) > NUMBER_DIGITS_MAX:
+        return text
+    if text.lstrip("-").isdigit():
+        return int(text)
+    number = float(text)
+    return number if math.isfinite(number) and Decimal(repr(number)) == Decimal(text) else text
 
 
 def _body(body: bytes | None) -> tuple[str | None, str | None]:

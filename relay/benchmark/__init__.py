@@ -9,7 +9,6 @@ away at the end, also on Ctrl-C and SIGTERM.
 from __future__ import annotations
 
 import asyncio
-import signal
 import tempfile
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -41,23 +40,17 @@ async def run(config: Config, environ: Mapping[str, str], plan: Plan, step: Say,
     Raises RelayError: a server that refuses, a relay that ends, CheckFailed where rows stop moving or something
     could not be taken away.
     """
-    loop, task = asyncio.get_running_loop(), asyncio.current_task()
-    assert task is not None
-    loop.add_signal_handler(signal.SIGTERM, task.cancel)
-    try:
-        step("making a table, an exchange and a queue")
-        async with prepared(config, plan.queue) as ground:
-            with tempfile.TemporaryDirectory(prefix="relay-bench-") as directory:
-                relay = RelayProcess(_settings(environ, ground), free_port(), Path(directory) / "relay.log")
-                try:
-                    await relay.start()
-                    outcome = await _measure(config, ground, relay, plan, step, gauge)
-                    await relay.stop()
-                finally:
-                    await relay.close()
-        return outcome
-    finally:
-        loop.remove_signal_handler(signal.SIGTERM)
+    step("making a table, an exchange and a queue")
+    async with prepared(config, plan.queue) as ground:
+        with tempfile.TemporaryDirectory(prefix="relay-bench-") as directory:
+            relay = RelayProcess(_settings(environ, ground), free_port(), Path(directory) / "relay.log")
+            try:
+                await relay.start()
+                outcome = await _measure(config, ground, relay, plan, step, gauge)
+                await relay.stop()
+            finally:
+                await relay.close()
+    return outcome
 
 
 def _settings(environ: Mapping[str, str], ground: Ground) -> dict[str, str]:

@@ -13,6 +13,7 @@ else.
 from __future__ import annotations
 
 import argparse
+import io
 import os
 import sys
 from collections.abc import Sequence
@@ -26,6 +27,10 @@ from relay.errors import RelayError
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command and return its exit code; `argv` is without the program's name."""
     console = Console(os.environ)
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            # An id that the terminal's encoding has no letters for is shown by numbers: no reason to fail.
+            stream.reconfigure(errors="backslashreplace")
     options = _parser().parse_args(argv)
     try:
         code = int(options.perform(options, console))

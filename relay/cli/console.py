@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import sys
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 from relay import __version__
@@ -150,13 +150,20 @@ def add_command(
     return parser
 
 
-def wait_for(work: Any) -> Any:
+def wait_for(work: Coroutine[Any, Any, Any]) -> Any:
+    """Run a command's work. SIGTERM interrupts it as SIGINT does, so that it cleans up and says how far it came."""
     import asyncio
+    import signal
+
+    async def interruptible() -> Any:
+        task = asyncio.current_task()
+        assert task is not None, "run by asyncio"
+        asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
+        return await work
 
     try:
-        return asyncio.run(work)
+        return asyncio.run(interruptible())
     except asyncio.CancelledError:
-        # SIGTERM, where a command turns it into a cancellation so that it cleans up.
         raise KeyboardInterrupt from None
 
 
@@ -189,4 +196,5 @@ def print_columns(lines: Sequence[Sequence[str]], console: Console) -> None:
 def print_json(document: Mapping[str, object], console: Console) -> None:
     import json
 
-    print(console.redact(json.dumps(document, indent=2, ensure_ascii=False)))
+    is_unicode = "utf" in (sys.stdout.encoding or "").lower()
+    print(console.redact(json.dumps(document, indent=2, ensure_ascii=not is_unicode)))

@@ -118,8 +118,9 @@ class Holding:
         since, highest = holds.keys.get(key, (serial, seq))
         holds.keys[key] = (max(since, serial), max(highest, seq))
         if len(holds.keys) >= self._keys_max:
+            # Forgotten with all of them: also one that a later settlement holds, whose decision was noted before this.
+            holds.since = max(holds.since, *(held_in for held_in, _ in holds.keys.values()))
             holds.keys.clear()
-            holds.since = max(holds.since, serial)
             holds.is_complete = False
 
     def note_free(self, shard: int, key: Key, seq: int) -> None:

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import signal
 import tempfile
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -47,16 +46,10 @@ async def run(step: Say, gauge: Say) -> Verdict:
     did not happen in time. A cancellation (SIGINT, SIGTERM) cleans up like an end.
     """
     began = time.monotonic()
-    loop, task = asyncio.get_running_loop(), asyncio.current_task()
-    assert task is not None
-    loop.add_signal_handler(signal.SIGTERM, task.cancel)
-    try:
-        step("starting a private PostgreSQL and a private RabbitMQ")
-        async with _servers() as (postgres, rabbit):
-            with tempfile.TemporaryDirectory(prefix="relay-demo-") as directory:
-                return await _Demo(postgres, rabbit, Path(directory), step, gauge).play(began)
-    finally:
-        loop.remove_signal_handler(signal.SIGTERM)
+    step("starting a private PostgreSQL and a private RabbitMQ")
+    async with _servers() as (postgres, rabbit):
+        with tempfile.TemporaryDirectory(prefix="relay-demo-") as directory:
+            return await _Demo(postgres, rabbit, Path(directory), step, gauge).play(began)
 
 
 @contextlib.asynccontextmanager

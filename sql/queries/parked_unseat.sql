@@ -1,5 +1,5 @@
 -- Purpose: a promotion that an operator cannot make, for the row is locked or refuses it, is left to the shard's next owner,
---          who looks for such keys (stuck_keys.sql): the present one is unseated (H3).
+--          who looks for such keys (held_keys.sql): the present one is unseated (H3).
 -- Values:  $1 types ('' for none) and $2 ids of the keys.
 --          Their shards as parts/shard.sql has it.
 -- Locks:   the shards' rows, locked FOR UPDATE already.

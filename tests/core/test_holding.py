@@ -71,6 +71,16 @@ def test_a_key_over_several_pages_is_stuck_only_if_its_very_lowest_row_is_held()
     assert walk.take(HeldPage(found(A, is_lowest_held=True, hash=7), None)) == [(0, A)]
 
 
+def test_what_is_forgotten_for_its_number_counts_with_the_latest_of_all() -> None:
+    """A's row was decided on first, for the settlement after the one whose tests held B's, which is noted when it is applied."""
+    holding = Holding(2)
+    holding.note(0, A, 1, serial=7)
+    holding.note(0, B, 2, serial=6)
+    assert not holding.is_known(0)
+    assert [holding.may_hold(0, key, 6) for key in (A, B)] == [True, True]
+    assert not holding.may_hold(0, A, 7)
+
+
 class Histories(RuleBasedStateMachine):
     """Decisions, commits, lost sessions, freed keys and walks at random: no held key is ever unknown."""
 

@@ -6,6 +6,7 @@ import asyncio
 import json
 import os
 import pty
+import signal
 import subprocess
 from typing import Any
 
@@ -324,6 +325,52 @@ async def test_an_action_is_one_log_line(site: Site) -> None:
     done = await relay(site, "parked", "discard", "--all", "--yes")
     (line,) = (json.loads(text) for text in done.stderr.splitlines())
     assert (line["event"], line["rows"], line["filter"]) == ("parked_discarded", 1, "all")
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+async def test_an_action_that_is_interrupted_says_how_far_it_came(site: Site, number: signal.Signals) -> None:
+    every = [f"m{n}" for n in range(8)]
+    await park(site, *every)
+    process = await asyncio.create_subprocess_exec(
+        *COMMAND, "parked", "redrive", "--all", "--rate", "2/s",
+        env=environment(site.settings), stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE,
+    )  # fmt: skip
+
+    async def has_begun() -> bool:
+        return await state(site, "m0") != "parked"
+
+    try:
+        await eventually(has_begun, 20)
+        process.send_signal(number)
+        _, said = await asyncio.wait_for(process.communicate(), 20)
+    finally:
+        if process.returncode is None:
+            process.kill()
+            await process.wait()
+    assert process.returncode == 1
+    line = json.loads(said.splitlines()[0])
+    assert (line["event"], line["role"]) == ("parked_redriven", "postgres")
+    assert line["rows"] == len(every) - [await state(site, id_) for id_ in every].count("parked") < len(every)
+
+
+async def test_what_the_output_has_no_letters_for_is_shown_by_numbers(site: Site) -> None:
+    """A cron job's output, a pipe with LC_ALL=C."""
+    await park(site, "zo\N{LATIN SMALL LETTER E WITH DIAERESIS}")
+
+    def listed(*more: str) -> bytes:
+        done = subprocess.run(
+            [*COMMAND, "parked", "list", *more],
+            env={**environment(site.settings), "PYTHONIOENCODING": "ascii"},
+            capture_output=True,
+            timeout=60,
+            check=False,
+        )
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    assert rb"zo\xeb" in await asyncio.to_thread(listed)
+    (row,) = json.loads(await asyncio.to_thread(listed, "--json"))["rows"]
+    assert row["id"] == "zo\N{LATIN SMALL LETTER E WITH DIAERESIS}"
 
 
 @pytest.mark.parametrize(

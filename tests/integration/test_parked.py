@@ -15,7 +15,7 @@ from relay.config import Config
 from relay.core.ports import Settlement
 from relay.errors import NothingMatched, UsageError
 from relay.parked_rows import Action, Filter, Listing, Outcome
-from relay.parked_text import details_document, details_lines, listing_lines, read_filter, read_rate
+from relay.parked_text import _parsed, details_document, details_lines, listing_lines, read_filter, read_rate
 from tests.integration.relay import Relay, configured, id_of, insert, set_aside, states
 from tests.integration.relay import parked as park
 
@@ -100,6 +100,13 @@ async def test_show_gives_everything_but_the_payload(database: asyncpg.Connectio
     shown = details_document(await parked.details(settings, "m", with_payload=True), with_payload=True)
     assert (shown["payload"], shown["payload_encoding"], shown["headers"]) == ('{"secret":1}', "utf-8", {"h": [1]})
     assert any(line.split() == ["failure_class", "unroutable"] for line in details_lines(document))
+
+
+def test_a_number_that_would_come_out_otherwise_is_shown_as_text() -> None:
+    """Python reads no integer of 5,001 digits, as which the database gives 1e5000, and rounds long fractions."""
+    long, fine = "1" + 5000 * "0", "0.12345678901234567890123"
+    text = f'{{"a": {long}, "b": {fine}, "c": 0.5, "d": -12, "e": 1e999}}'
+    assert _parsed(text) == {"a": long, "b": fine, "c": 0.5, "d": -12, "e": "1e999"}
 
 
 async def test_show_of_a_body_that_is_no_text(database_url: str) -> None:

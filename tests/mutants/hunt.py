@@ -19,13 +19,12 @@ ELUSIVE: frozenset[str] = frozenset(
     {
         "h4_followers_cursor",
         "h4_followers_newcomer",
-        "s2_parks_by_seq",
         "s4_holds_nobody",
-        "wake_after_read",
     }
 )
 """No random history is known yet to find these (how many were tried: tests/sim/results): `make mutants` tries them like the
-others, `make test-long` does not ask for them. The histories of docs/protocol.md hold their rules meanwhile."""
+others, `make test-long` does not ask for them. The histories of docs/protocol.md hold their rules meanwhile, but for
+`s4_holds_nobody`, which the followers' own move hides there."""
 
 
 @dataclass(frozen=True, slots=True)
