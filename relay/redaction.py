@@ -21,6 +21,9 @@ _URL_PASSWORD = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*://[^\s:/@]*:)(?!PASSWORD@H
 """Anything between a URL's user and its last at-sign; whoever writes a raw / or ? there is covered too. The
 placeholder in our own errors is none."""
 
+_SCHEME = r"[A-Za-z0-9+.-]*"
+"""Lenient: a faulty one is what an error is about. Anything more before `://` may hold a password."""
+
 _SECRET_PARAMETER = re.compile(r"((?:password|passwd|sslpassword)\s*=\s*)[^\s&,;]+", re.IGNORECASE)
 """`?password=`, `&sslpassword=`, and libpq's `password=` words."""
 
@@ -74,7 +77,13 @@ def shown_url(text: str) -> str | None:
         scheme, separator, rest = url.partition("://")
         address, question, query = rest.partition("?")
         authority = address.partition("/")[0]
-        if not separator or "@" in query or address.count("@") > 1 or ("@" in address) != ("@" in authority):
+        if (
+            not separator
+            or not re.fullmatch(_SCHEME, scheme)
+            or "@" in query
+            or address.count("@") > 1
+            or ("@" in address) != ("@" in authority)
+        ):
             return None
         if "@" in authority:
             address = MASK + address[address.index("@") :]

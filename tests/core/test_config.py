@@ -310,7 +310,9 @@ def test_urls_nobody_knows_are_masked_too() -> None:
     assert redactor.redact("dsn host=h password=letmein user=u") == "dsn host=h password=*** user=u"
 
 
-@pytest.mark.parametrize("url", ["x", "amqp://u:p?q@h/", "amqp://u:secret", "postgres://h/d?a=u:p@h", "a://b@c@d"])
+@pytest.mark.parametrize(
+    "url", ["x", "amqp://u:p?q@h/", "amqp://u:secret", "postgres://h/d?a=u:p@h", "a://b@c@d", "u:p@h?amqp://h/"]
+)
 def test_shown_url_hides_what_it_cannot_tell_apart(url: str) -> None:
     assert shown_url(url) is None
 
