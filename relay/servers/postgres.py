@@ -15,6 +15,7 @@ from relay.servers.process import (
     START_TIMEOUT_S,
     Server,
     ServerFailed,
+    await_end,
     child_environment,
     children,
     closed_on_failure,
@@ -119,7 +120,10 @@ class PostgresServer(Server):
         self._dismiss_guards()
         if self.is_running:
             os.kill(self.pid, signal.SIGSTOP)  # or it would start new children meanwhile
-            send_signal(self._processes(), signal.SIGKILL)
+            killed = self._processes()
+            send_signal(killed, signal.SIGKILL)
+            # While a child is still about to end, its shared memory is in use, and the next start refuses.
+            await_end(pid for pid in killed if pid != self.pid)
         self._await_exit()
 
     def _initialise(self) -> None:

@@ -12,7 +12,7 @@ import subprocess
 import tempfile
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Self
 
@@ -220,6 +220,22 @@ def send_signal(pids: Sequence[int], number: signal.Signals) -> None:
     for pid in pids:
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, number)
+
+
+def await_end(pids: Iterable[int]) -> None:
+    """Until each has ended, as a zombie has that nobody reaps; for at most `STOP_TIMEOUT_S` in all."""
+    deadline = time.monotonic() + STOP_TIMEOUT_S
+    for pid in pids:
+        while _is_alive(pid) and time.monotonic() < deadline:
+            time.sleep(0.005)
+
+
+def _is_alive(pid: int) -> bool:
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except (OSError, IndexError):
+        return False
+    return state not in "ZX"
 
 
 @contextlib.contextmanager

@@ -96,8 +96,8 @@ def look(environ: dict[str, str]) -> None:
     if problems:
         assert all(any(variable in problem for variable in SETTINGS_BY_VARIABLE) for problem in problems), problems
         # Not of a variable that nobody knows, which nobody reads.
-        read = [text for name, text in environ.items() if name.removesuffix("_FILE") in SETTINGS_BY_VARIABLE]
-        is_in_place = any(f"u:{PASSWORD}@" in text or f"&password={PASSWORD}" in text for text in read)
+        taken = [text for name, text in environ.items() if name.removesuffix("_FILE") in SETTINGS_BY_VARIABLE]
+        is_in_place = any(f"u:{PASSWORD}@" in text or f"&password={PASSWORD}" in text for text in taken)
         assert not (is_secret and is_in_place) or not any(PASSWORD in problem for problem in problems)
         return
     assert not is_secret or not any(PASSWORD in text for text in (*warnings, repr(config)))
