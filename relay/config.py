@@ -178,9 +178,10 @@ def load(
     problems.extend(_contradictions(found))
     unknown = tuple(_unknown(environ))
     if problems:
+        # Here, with every password known: one setting's text may hold that of another, which was read later.
+        hidden = [redactor.redact(each) for each in problems]
         # A misspelt name is the likeliest reason why another one is not set.
-        # One setting's text may hold another's password, which was not known yet when the text was made.
-        raise ConfigError([redactor.redact(each) for each in problems], hint="; ".join(unknown) or None)
+        raise ConfigError(hidden, hint="; ".join(unknown) or None)
     if found["name"] is None:
         found["name"] = f"{socket.gethostname()[:80]}-{secrets.token_hex(3)}"
     return Config(**found, redactor=redactor), (*unknown, *_idle(found, looked_at))
@@ -230,15 +231,14 @@ def _secret(setting: Setting, text: str | None, path: str | None, redactor: Reda
     try:
         setting.parse(secret.read())
     except ValueError as error:
-        problem = redactor.redact(str(error))
-        if text is not None:
-            # Where its password stands is anybody's guess: none of it may show in another variable's problem.
-            redactor.learn(text)
         # A URL, or what is left of one, that was given for the file's name is as secret as in its own place.
         is_path = path is not None and not any(sign in path for sign in ("://", "@", "="))
         value = path if is_path else shown_url(text or path or "")
+        if text is not None and value is None:
+            # Where its password stands is anybody's guess: none of it may show in another variable's problem.
+            redactor.learn(text)
         shown = secret.source if value is None else f"{secret.source}={value!r}"
-        raise ConfigError([_wrong(setting, shown, problem)]) from None
+        raise ConfigError([_wrong(setting, shown, str(error))]) from None
     return secret
 
 

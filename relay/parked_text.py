@@ -28,7 +28,6 @@ ERROR_CHARACTERS_MAX: Final = 100
 NUMBER_DIGITS_MAX: Final = 1000
 """Longer numbers in headers are shown as text: Python reads no integer of more than 4,300 digits."""
 
-
 _RATE = re.compile(r"([0-9]{1,9}(?:\.[0-9]{1,6})?)/(s|m|h)")
 _RATE_UNITS_S: Final = {"s": 1.0, "m": 60.0, "h": 3600.0}
 

@@ -282,6 +282,12 @@ def test_one_settings_password_is_hidden_in_what_is_said_of_another() -> None:
     assert "sesame9" not in "\n".join(found)
 
 
+@pytest.mark.parametrize("url", ["mysql://h/d", "postgresql://h/d?sslmode=sometimes", "://h"])
+def test_a_faulty_url_without_a_password_is_shown_as_it_is(url: str) -> None:
+    (problem,) = problems({"RELAY_DATABASE_URL": url, "RELAY_AMQP_URL": "amqp://h/"})
+    assert problem.startswith(f"RELAY_DATABASE_URL={url!r}: ")
+
+
 def test_no_representation_shows_a_secret() -> None:
     found = loaded()
     assert "sesame" not in repr(found) + str(found) + repr(found.database())
