@@ -231,12 +231,15 @@ def _secret(setting: Setting, text: str | None, path: str | None, redactor: Reda
     try:
         setting.parse(secret.read())
     except ValueError as error:
+        given = text or path or ""
         # A URL, or what is left of one, that was given for the file's name is as secret as in its own place.
-        is_path = path is not None and not any(sign in path for sign in ("://", "@", "="))
-        value = path if is_path else shown_url(text or path or "")
-        if text is not None and value is None:
+        is_path = text is None and not any(sign in given for sign in ("://", "@", "="))
+        value = given if is_path else shown_url(given)
+        if not is_path:
+            redactor.learn_url(given)
+        if value is None:
             # Where its password stands is anybody's guess: none of it may show in another variable's problem.
-            redactor.learn(text)
+            redactor.learn(given)
         shown = secret.source if value is None else f"{secret.source}={value!r}"
         raise ConfigError([_wrong(setting, shown, str(error))]) from None
     return secret

@@ -275,9 +275,10 @@ def test_a_faulty_url_shows_what_is_no_secret() -> None:
     assert "http://***@mq:5672/x" in text
 
 
-def test_one_settings_password_is_hidden_in_what_is_said_of_another() -> None:
-    """It was read first, and its text made, before the password was known."""
-    found = problems({"RELAY_DATABASE_URL": "://sesame9", "RELAY_AMQP_URL": "postgresql://u:sesame9@h/d"})
+@pytest.mark.parametrize("variable", ["RELAY_AMQP_URL", "RELAY_AMQP_URL_FILE"])
+def test_one_settings_password_is_hidden_in_what_is_said_of_another(variable: str) -> None:
+    """It was read first, and its text made, before the password was known; or that stood where a file's name belongs."""
+    found = problems({"RELAY_DATABASE_URL": "://sesame9", variable: "postgresql://u:sesame9@h/d"})
     assert len(found) == 2
     assert "sesame9" not in "\n".join(found)
 
