@@ -21,8 +21,10 @@ from relay.text import columns, cut, many
 from relay.values import duration
 
 RATES: Final = "a number and a unit: 50/s 600/m 1000/h"
-TIMES: Final = "a duration before now (250ms 5s 2m 1h 7d) or an ISO time (2026-01-31, 2026-01-31T08:00:00+01:00; UTC \
+TIMES: Final = (
+    "a duration before now (250ms 5s 2m 1h 7d, at most a hundred years) or an ISO time (2026-01-31, 2026-01-31T08:00:00+01:00; UTC \
 where it names no offset)"
+)
 LIMITS: Final = "a whole number, 1 or more"
 ERROR_CHARACTERS_MAX: Final = 100
 NUMBER_DIGITS_MAX: Final = 1000
@@ -40,8 +42,8 @@ def read_filter(
 ) -> Filter:
     """The filter that the options name. Raises UsageError."""
     for option, values in (("--type", types), ("--key", keys), ("--error", errors), ("--id", ids)):
-        if any(not value or "\0" in value for value in values):
-            raise UsageError(f"{option}: an empty text matches nothing; leave the option out")
+        if not all(values):
+            raise UsageError(f"{option}: an empty text; allowed: any other, or leave the option out")
     since_s, since_at = (None, None) if since is None else _since(since)
     return Filter(tuple(types), tuple(keys), tuple(errors), tuple(ids), since_s, since_at)
 
@@ -55,7 +57,19 @@ def _since(text: str) -> tuple[float | None, datetime | None]:
         moment = datetime.fromisoformat(text)
     except ValueError:
         raise UsageError(f"--since {text}: not a time; allowed: {TIMES}") from None
-    return None, moment.replace(tzinfo=UTC) if moment.tzinfo is None else moment
+    if moment.tzinfo is None:
+        return None, moment.replace(tzinfo=UTC)
+    try:
+        return None, moment.astimezone(UTC)
+    except OverflowError:
+        raise UsageError(f"--since {text}: in UTC no time of the years 1 to 9999; allowed: {TIMES}") from None
+
+
+def read_id(text: str) -> str:
+    """A message id. Raises UsageError."""
+    if not text:
+        raise UsageError("ID: an empty text; allowed: a message id, as `relay parked list` shows it")
+    return text
 
 
 def read_rate(text: str | None) -> float | None:

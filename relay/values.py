@@ -145,6 +145,15 @@ def short_string(text: str) -> str:
     return line(text)
 
 
+def utf8(text: str) -> str:
+    """Any text that UTF-8 has bytes for and that PostgreSQL stores: no half of a surrogate pair, no zero byte."""
+    if not text.isascii() and any("\ud800" <= character <= "\udfff" for character in text):
+        raise ValueError("not UTF-8")
+    if "\0" in text:
+        raise ValueError("has a zero byte")
+    return text
+
+
 def line(text: str) -> str:
     """Any text without control characters."""
     if any(ord(character) < 32 or ord(character) == 127 for character in text):

@@ -21,7 +21,12 @@ from collections.abc import Sequence
 from relay import __version__
 from relay.cli import daemon, inbox, operate, parked, redrive, schema, topology, trial
 from relay.cli.console import Console, Parser
-from relay.errors import RelayError
+from relay.errors import RelayError, UsageError
+from relay.values import utf8
+
+_PATHS = ("file",)
+_POSITIONAL = ("id", "queue")
+"""Of the arguments' names, those of files, and those that are no option where they are no list."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -33,6 +38,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             stream.reconfigure(errors="backslashreplace")
     options = _parser().parse_args(argv)
     try:
+        _refuse_undecoded(options)
         code = int(options.perform(options, console))
         sys.stdout.flush()
     except RelayError as error:
@@ -63,3 +69,16 @@ def _parser() -> Parser:
     for module in (daemon, schema, operate, parked, topology, redrive, trial, inbox):
         module.add(commands)
     return parser
+
+
+def _refuse_undecoded(options: argparse.Namespace) -> None:
+    """Arguments in bytes that are no UTF-8 come as lone surrogates, which no server takes; a file's name may be such.
+    Raises UsageError."""
+    for name, value in vars(options).items():
+        option = name.upper() if name in _POSITIONAL and isinstance(value, str) else f"--{name.replace('_', '-')}"
+        for text in value if isinstance(value, list) else [value]:
+            if isinstance(text, str) and name not in _PATHS:
+                try:
+                    utf8(text)
+                except ValueError as error:
+                    raise UsageError(f"{option} {text}: {error}; allowed: text in UTF-8 without zero bytes") from None

@@ -79,11 +79,12 @@ def _parked_list(options: argparse.Namespace, console: Console) -> int:
 
 
 def _parked_show(options: argparse.Namespace, console: Console) -> int:
-    config = console.config("parked")
-    console.warn()
     from relay import parked, parked_text
 
-    record = wait_for(parked.details(config, options.id, with_payload=options.payload))
+    id_ = parked_text.read_id(options.id)
+    config = console.config("parked")
+    console.warn()
+    record = wait_for(parked.details(config, id_, with_payload=options.payload))
     document = parked_text.details_document(record, with_payload=options.payload)
     if options.json:
         print_json(document, console)

@@ -30,6 +30,19 @@ def test_sizes(text: str, size_bytes: int) -> None:
     assert values.size(text) == size_bytes
 
 
+@given(st.text(st.characters(exclude_categories=())))
+def test_utf8_is_what_encodes_and_has_no_zero_byte(text: str) -> None:
+    try:
+        is_text = b"\0" not in text.encode()
+    except UnicodeEncodeError:
+        is_text = False
+    if is_text:
+        assert values.utf8(text) == text
+    else:
+        with pytest.raises(ValueError, match=r"^(not UTF-8|has a zero byte)$"):
+            values.utf8(text)
+
+
 @pytest.mark.parametrize("text", ["64KB", "1 MiB", "0", "-1", "1.5MiB", "", "9999999999999GiB"])
 def test_no_sizes(text: str) -> None:
     with pytest.raises(ValueError):

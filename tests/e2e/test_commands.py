@@ -58,6 +58,22 @@ def test_wrong_usage_exits_2(arguments: tuple[str, ...]) -> None:
     assert "Traceback" not in done.stderr
 
 
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("migrate", "--print", "--role", "a\udcff"), "--role a\\udcff"),
+        (("redrive", "q", "--to-exchange", "\udcff"), "--to-exchange \\udcff"),
+        (("redrive", "q", "--where", "type=\udcff"), "--where type=\\udcff"),
+        (("redrive", "\udcff"), "QUEUE \\udcff"),
+    ],
+)
+def test_arguments_that_are_no_utf8_are_refused(arguments: tuple[str, ...], said: str) -> None:
+    """They reached the driver, or the SQL for a DBA."""
+    done = command(*arguments)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr == f"relay: {said}: not UTF-8; allowed: text in UTF-8 without zero bytes\n"
+
+
 # ---------------------------------------------------------------- configuration
 
 

@@ -76,6 +76,26 @@ def test_options_are_read() -> None:
         read_filter([], [], [], [""], None)
 
 
+@pytest.mark.parametrize(
+    ("since", "count"),
+    [
+        ("0001-01-01T00:00:00+00:00", 1),
+        ("0001-01-01T00:00:00-23:59", 1),
+        ("36500d", 1),
+        ("9999-12-31T23:59:59.999999Z", 0),
+        ("9999-12-31T23:59:59.999999+23:59", 0),
+    ],
+)
+async def test_the_database_takes_every_time_that_the_option_takes(
+    database: asyncpg.Connection, settings: Config, since: str, count: int
+) -> None:
+    """A time that UTC has no year for was the driver's error, of the kind that is a fault of ours."""
+    await insert(database, "a")
+    await set_aside(database, 1)
+    found = await parked.listing(settings, read_filter([], [], [], [], since), 10**18 - 1)
+    assert found.matched == len(found.rows) == count
+
+
 # ---------------------------------------------------------------- show
 
 
