@@ -24,7 +24,7 @@ from relay.culprits import blame_of
 from relay.errors import DatabaseRefused, DatabaseUnavailable
 from relay.parked_rows import Action as Action
 from relay.parked_rows import Filter as Filter
-from relay.parked_rows import Listing, Outcome, ParkedRow, Progress
+from relay.parked_rows import Listing, Outcome, ParkedRow, Progress, takes_expired
 from relay.parked_table import ParkedTable, open_parked
 
 BATCH_ROWS: Final = 500
@@ -53,22 +53,12 @@ _BUSY: Final = (
 # ---------------------------------------------------------------- reading
 
 
-async def listing(config: Config, chosen: Filter, limit: int) -> Listing:
-    """At most `limit` rows by seq, and the count of all. Raises NothingMatched only for ids that are not parked;
-    and what `relay status` raises of the schema and the database."""
+async def listing(config: Config, chosen: Filter, limit: int, *, with_expired: bool = True) -> Listing:
+    """At most `limit` rows by seq, those past their deadline too or not, and the count of all. Raises NothingMatched only
+    for ids that are not parked; and what `relay status` raises of the schema and the database."""
     async with open_parked(config) as table:
         await table.refuse_unparked(chosen)
-        counts = await table.read("parked_count", *table.arguments(chosen))
-        rows = await table.select(chosen, 0, limit) if limit else []
-        return Listing(
-            table=str(table.schema.table),
-            role=table.role,
-            observed_at=table.began,
-            matched=sum(record["rows"] for record in counts),
-            by_class={record["failure_class"]: record["rows"] for record in counts},
-            expired=sum(record["expired"] for record in counts),
-            rows=rows,
-        )
+        return await table.look(chosen, limit, with_expired=with_expired)
 
 
 async def details(config: Config, id_: str, *, with_payload: bool) -> dict[str, Any]:
@@ -95,6 +85,7 @@ async def act(
     on_end: Progress | None = None,
 ) -> Outcome:
     """Redrive or discard what `chosen` selects, the lowest seq first, at most `limit` rows, at most so many a second.
+    Rows past their deadline are left, unless `ignore_expiry` or to be discarded, and use up none of the limit.
 
     Only rows that were parked `until` then (default: now). `on_progress` is told after each batch, `on_end` once,
     also when an error or an interruption ends it midway. Raises NothingMatched for ids that are not parked,
@@ -102,7 +93,7 @@ async def act(
     """
     async with open_parked(config, until=until, ignore_expiry=ignore_expiry) as table:
         await table.refuse_unparked(chosen)
-        outcome = Outcome(action, str(table.schema.table), table.role, ignore_expiry)
+        outcome = Outcome.begin(action, await table.look(chosen), ignore_expiry=ignore_expiry)
         try:
             await _Run(table, outcome).run(chosen, limit, _Pace(rate_per_s), on_progress or (lambda _: None))
         finally:
@@ -155,16 +146,13 @@ class _Run:
     async def run(self, chosen: Filter, limit: int | None, pace: _Pace, on_progress: Progress) -> None:
         """All batches, one after the other."""
         outcome = self._outcome
-        above = -(2**63)
-        while limit is None or outcome.matched < limit:
-            room = SELECTION_ROWS if limit is None else min(SELECTION_ROWS, limit - outcome.matched)
-            found = await self._table.select(chosen, above, room)
-            outcome.matched += len(found)
-            rows = found
-            if outcome.action is Action.REDRIVE and not outcome.ignore_expiry:
-                rows = [row for row in found if not row.is_expired]
-                outcome.expired += len(found) - len(rows)
-            for batch in _batches(rows, pace.batch_rows):
+        with_expired = takes_expired(outcome.action, ignore_expiry=outcome.ignore_expiry)
+        planned, selected, above = outcome.planned(limit), 0, -(2**63)
+        while limit is None or selected < limit:
+            room = SELECTION_ROWS if limit is None else min(SELECTION_ROWS, limit - selected)
+            found = await self._table.select(chosen, above, room, with_expired=with_expired)
+            selected += len(found)
+            for batch in _batches(found, pace.batch_rows):
                 await pace.begin(len(batch))
                 await self._change(batch)
                 pace.end()
@@ -172,6 +160,9 @@ class _Run:
             if len(found) < room:
                 break
             above = found[-1].seq
+        # Redriven or discarded by somebody else since they were counted; or parked by a transaction that ended since.
+        outcome.changed += max(0, planned - selected)
+        outcome.matched += max(0, selected - planned)
 
     async def _change(self, rows: Sequence[ParkedRow]) -> None:
         """One transaction; where a row's trigger or constraint refuses, by halves, until only that row is left out."""

@@ -15,6 +15,11 @@ class Action(StrEnum):
     DISCARD = "discard"
 
 
+def takes_expired(action: Action, *, ignore_expiry: bool) -> bool:
+    """Whether rows past their deadline are meant too."""
+    return action is Action.DISCARD or ignore_expiry
+
+
 @dataclass(frozen=True, slots=True)
 class Filter:
     """Which rows: every given criterion must hold, one of its values is enough; none given: all rows.
@@ -84,8 +89,8 @@ class Listing:
 
 @dataclass(slots=True)
 class Outcome:
-    """What an action did. `done` rows were changed; the others were not: `expired` ones need `--ignore-expiry`,
-    `changed` ones were no longer parked, `locked` ones are kept by another transaction, `refused` ones by a trigger or
+    """What an action did, or would do. `done` rows were changed; the others of those `matched` were not: they lie beyond
+    the limit, `expired` ones need `--ignore-expiry`, `changed` ones were no longer parked, `locked` ones are kept by another transaction, `refused` ones by a trigger or
     constraint (id, error). `republished` are ids of unmarkable rows that will arrive a second time."""
 
     action: Action
@@ -99,6 +104,17 @@ class Outcome:
     locked: int = 0
     refused: list[tuple[str, str]] = field(default_factory=list)
     republished: list[str] = field(default_factory=list)
+
+    @classmethod
+    def begin(cls, action: Action, found: Listing, *, ignore_expiry: bool) -> Outcome:
+        """Nothing is done yet: the same for a dry run and a real one."""
+        expired = 0 if takes_expired(action, ignore_expiry=ignore_expiry) else found.expired
+        return cls(action, found.table, found.role, ignore_expiry, matched=found.matched, expired=expired)
+
+    def planned(self, limit: int | None) -> int:
+        """How many rows are to be changed: those past their deadline use up none of the limit."""
+        left = self.matched - self.expired
+        return left if limit is None else min(left, limit)
 
 
 Progress = Callable[[Outcome], None]

@@ -21,7 +21,7 @@ from relay.database import Connection, close, connect, fill, literal, mapped_err
 from relay.errors import NothingMatched
 from relay.migrate import Schema, read_schema
 from relay.outbox_sql import texts
-from relay.parked_rows import Action, Filter, ParkedRow
+from relay.parked_rows import Action, Filter, Listing, ParkedRow
 from relay.rows import body_sql, shard_sql
 from relay.sessions import Session, Sessions
 
@@ -101,9 +101,23 @@ class ParkedTable:
         lists = (chosen.types, chosen.keys, chosen.errors, chosen.ids)
         return (*(list(values) or None for values in lists), since, self.began)
 
-    async def select(self, chosen: Filter, above: int, rows: int) -> list[ParkedRow]:
-        """The next so many rows above a seq."""
-        return [_row(record) for record in await self.read("parked_select", *self.arguments(chosen), above, rows)]
+    async def look(self, chosen: Filter, rows: int = 0, *, with_expired: bool = True) -> Listing:
+        """How many rows a filter selects, and the first of them."""
+        counts = await self.read("parked_count", *self.arguments(chosen))
+        return Listing(
+            table=str(self.schema.table),
+            role=self.role,
+            observed_at=self.began,
+            matched=sum(record["rows"] for record in counts),
+            by_class={record["failure_class"]: record["rows"] for record in counts},
+            expired=sum(record["expired"] for record in counts),
+            rows=await self.select(chosen, -(2**63), rows, with_expired=with_expired) if rows else [],
+        )
+
+    async def select(self, chosen: Filter, above: int, rows: int, *, with_expired: bool = True) -> list[ParkedRow]:
+        """The next so many rows above a seq, or those among them whose deadline has not passed."""
+        arguments = (*self.arguments(chosen), above, rows, with_expired)
+        return [_row(record) for record in await self.read("parked_select", *arguments)]
 
     async def states(self, ids: Sequence[str]) -> dict[str, str]:
         return {record["id"]: record["state"] for record in await self.read("parked_states", list(ids))}

@@ -127,11 +127,15 @@ def listing_lines(found: Listing) -> list[str]:
     """A table for people, and the count."""
     if not found.rows:
         return []
-    head = ("SEQ", "ID", "TYPE", "KEY", "CLASS", "TRIES", "PARKED AT", "ERROR")
-    cells = [head, *(_row_cells(row) for row in found.rows)]
     classes = ", ".join(f"{name} {count:,}" for name, count in found.by_class.items())
     more = "" if len(found.rows) >= found.matched else f"; the first {len(found.rows):,}, --limit N shows more"
-    return [*columns(cells), "", f"{rows(found.matched)}: {classes}{more}"]
+    return [*_table(found.rows), f"{rows(found.matched)}: {classes}{more}"]
+
+
+def _table(found: Sequence[ParkedRow]) -> list[str]:
+    """A head, a line for each row, and an empty line; nothing for none."""
+    head = ("SEQ", "ID", "TYPE", "KEY", "CLASS", "TRIES", "PARKED AT", "ERROR")
+    return [*columns([head, *(_row_cells(row) for row in found)]), ""] if found else []
 
 
 def _row_cells(row: ParkedRow) -> tuple[str, ...]:
@@ -274,17 +278,27 @@ def outcome_document(outcome: Outcome) -> dict[str, object]:
     }
 
 
-def dry_document(action: Action, found: Listing, count: int) -> dict[str, object]:
-    """The JSON document of a dry run: `done` is what would be done."""
-    outcome = Outcome(action, found.table, found.role, matched=found.matched, done=count, expired=found.expired)
+def dry_document(outcome: Outcome, found: Listing) -> dict[str, object]:
+    """The JSON document of a dry run: `done` is how many rows would be changed, `rows` are the first of them."""
     return outcome_document(outcome) | {"dry_run": True, "rows": listing_document(found)["rows"]}
+
+
+def dry_lines(outcome: Outcome, found: Listing) -> list[str]:
+    """The first of the rows that would be changed, how many there are, and what would be left."""
+    lines = [*_table(found.rows), f"{rows(outcome.done)} of {outcome.matched:,} would be {done(outcome.action)}"]
+    lines[-1] += "; nothing was changed"
+    if outcome.expired:
+        lines.append(_left_expired(outcome))
+    if outcome.action is Action.REDRIVE and any(row.is_fault for row in found.rows):
+        lines.append("unmarkable rows had been published: consumers get them a second time")
+    return lines
 
 
 def outcome_lines(outcome: Outcome) -> list[str]:
     """What was done, and what was not and why."""
     lines = [f"{rows(outcome.done)} of {outcome.matched:,} {done(outcome.action)}"]
-    if outcome.expired and outcome.action is Action.REDRIVE and not outcome.ignore_expiry:
-        lines.append(f"{rows(outcome.expired)} past their deadline left: --ignore-expiry redrives them")
+    if outcome.expired:
+        lines.append(_left_expired(outcome))
     if outcome.done and outcome.ignore_expiry:
         lines.append("passed deadlines (expires_at) of these rows were cleared")
     if outcome.changed:
@@ -295,6 +309,10 @@ def outcome_lines(outcome: Outcome) -> list[str]:
         lines.append(f"{rows(len(outcome.republished))} had been published: consumers get them a second time")
     lines.extend(f"refused by the database: {id_}: {error}" for id_, error in outcome.refused)
     return lines
+
+
+def _left_expired(outcome: Outcome) -> str:
+    return f"{rows(outcome.expired)} past their deadline left: --ignore-expiry redrives them"
 
 
 def done(action: Action) -> str:

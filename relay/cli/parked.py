@@ -108,7 +108,7 @@ def _parked_discard(options: argparse.Namespace, console: Console) -> int:
 def _act(action: Action, options: argparse.Namespace, console: Console) -> int:
     """Redrive or discard: the same but that what is deleted is asked for first."""
     from relay import logs, parked, parked_text
-    from relay.parked_rows import Action
+    from relay.parked_rows import Action, Outcome, takes_expired
 
     chosen = _filter(options)
     if options.all and not chosen.is_empty():
@@ -124,20 +124,19 @@ def _act(action: Action, options: argparse.Namespace, console: Console) -> int:
     until = None
     if asks or options.dry_run:
         shown = min(limit or LIST_ROWS, LIST_ROWS) if options.dry_run else 0
-        found = wait_for(parked.listing(config, chosen, shown))
-        skipped = found.expired if action is Action.REDRIVE and not options.ignore_expiry else 0
-        count = found.matched - skipped if limit is None else min(found.matched - skipped, limit)
+        with_expired = takes_expired(action, ignore_expiry=options.ignore_expiry)
+        found = wait_for(parked.listing(config, chosen, shown, with_expired=with_expired))
+        plan = Outcome.begin(action, found, ignore_expiry=options.ignore_expiry)
+        plan.done = plan.planned(limit)
         if options.dry_run:
             if options.json:
-                print_json(parked_text.dry_document(action, found, count), console)
-            else:
-                print_lines(parked_text.listing_lines(found), console)
-                if found.matched:
-                    print(f"{parked_text.rows(count)} would be {parked_text.done(action)}; nothing was changed")
-            return 0 if found.matched else _nothing(found.table, console)
-        if not found.matched:
+                print_json(parked_text.dry_document(plan, found), console)
+            elif plan.matched:
+                print_lines(parked_text.dry_lines(plan, found), console)
+            return _ended(plan, console)
+        if not plan.matched:
             return _nothing(found.table, console)
-        if not _confirmed(f"delete {parked_text.rows(count)} of {found.table} for good?"):
+        if not _confirmed(f"delete {parked_text.rows(plan.done)} of {found.table} for good?"):
             console.note("nothing was discarded")
             return 1
         until = found.observed_at
@@ -177,17 +176,22 @@ def _act(action: Action, options: argparse.Namespace, console: Console) -> int:
         print_json(parked_text.outcome_document(outcome), console)
     elif outcome.matched:
         print_lines(parked_text.outcome_lines(outcome), console)
-    if outcome.refused or outcome.locked:
-        return 1
-    if outcome.matched == 0:
-        return _nothing(outcome.table, console)
-    return 0 if outcome.done else NothingMatched.exit_code
+    return _ended(outcome, console)
 
 
 def _filter(options: argparse.Namespace) -> Filter:
     from relay import parked_text
 
     return parked_text.read_filter(options.type, options.key, options.error, options.id, options.since)
+
+
+def _ended(outcome: Outcome, console: Console) -> int:
+    """The exit code: a dry run has the real one's."""
+    if outcome.refused or outcome.locked:
+        return 1
+    if outcome.matched == 0:
+        return _nothing(outcome.table, console)
+    return 0 if outcome.done else NothingMatched.exit_code
 
 
 def _nothing(table: str, console: Console) -> int:

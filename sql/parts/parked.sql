@@ -1,11 +1,12 @@
 -- Purpose: what an operator's filter selects, as `p`: parked rows, and the rows of the fault table (published, but their
---          mark fails), which may have lost their outbox row. `is_expired`: the next publish would park it again at once.
+--          mark fails), which may have lost their outbox row. `is_expired`: the next publish would park it again at once
+--          (by the time of $6, so that a count and what is selected after it agree).
 -- Values:  $1 event types, $2 keys (aggregate_id, or type/id), $3 classes or parts of the error's text, $4 ids (each an
 --          array or null: any), $5 parked since, or null, $6 parked until.
 (SELECT o.seq, o.id, {shard_of_o} AS shard, o.event_type, o.aggregate_type, o.aggregate_id, o.attempts,
         coalesce(o.failure_class, 'unknown') AS failure_class, o.failure_error,
         coalesce(o.parked_at, o.last_failed_at) AS parked_at,
-        coalesce(o.failure_class = 'expired' OR o.expires_at <= statement_timestamp(), false) AS is_expired,
+        coalesce(o.failure_class = 'expired' OR o.expires_at <= $6::timestamptz, false) AS is_expired,
         false AS is_fault
    FROM {table} o
   WHERE o.aside IS NOT NULL AND o.aside = 'parked' AND o.sent_at IS NULL

@@ -13,8 +13,8 @@ import pytest
 from relay import migrate, parked, pause
 from relay.config import Config
 from relay.errors import DatabaseRefused
-from relay.parked_rows import Action, Filter
-from relay.parked_table import open_parked
+from relay.parked_rows import Action, Filter, Listing
+from relay.parked_table import ParkedTable, open_parked
 from relay.parked_text import details_document, outcome_lines
 from relay.servers import PostgresServer
 from tests.conftest import eventually
@@ -44,6 +44,28 @@ async def test_expired_rows_need_ignore_expiry(
     assert await states(database) == ["deferred+", "deferred+"]
     left = await database.fetch("SELECT expires_at FROM outbox ORDER BY seq")
     assert [record[0] for record in left] == [None, future]
+
+
+async def test_rows_that_somebody_else_ends_meanwhile_are_told_apart(
+    database: asyncpg.Connection, settings: Config, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Counted, and gone before they are selected; or parked by a transaction that ends only then."""
+    await insert(database, "a", "b")
+    await set_aside(database, 1, 2)
+    look = ParkedTable.look
+
+    async def look_and_lose(table: ParkedTable, chosen: Filter, rows: int = 0, *, with_expired: bool = True) -> Listing:
+        found = await look(table, chosen, rows, with_expired=with_expired)
+        await database.execute(change)
+        return found
+
+    monkeypatch.setattr(ParkedTable, "look", look_and_lose)
+    change = "UPDATE outbox SET aside = NULL, sent_at = now() WHERE seq = 1"
+    outcome = await parked.act(settings, Action.REDRIVE, ALL)
+    assert (outcome.matched, outcome.done, outcome.changed) == (2, 1, 1)
+    change = "UPDATE outbox SET aside = 'parked', sent_at = NULL, parked_at = '2020-01-01'"
+    outcome = await parked.act(settings, Action.REDRIVE, ALL)
+    assert (outcome.matched, outcome.done, outcome.changed) == (2, 2, 0)
 
 
 # ---------------------------------------------------------------- the fault table (H7)
