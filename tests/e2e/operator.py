@@ -10,6 +10,7 @@ from typing import Any
 import aio_pika
 
 from tests.conftest import eventually
+from tests.e2e import bystanders
 from tests.e2e.conftest import Daemon, Site, command
 from tests.e2e.ledger import drain
 
@@ -30,10 +31,8 @@ async def document(site: Site, *arguments: str) -> dict[str, Any]:
 
 
 async def start(site: Site, relays: int, **settings: str) -> list[Daemon]:
-    """So many relays that share the shards."""
-    daemons = [await site.start(name=f"r{n}", **FEW_TRIES, **settings).ready() for n in range(relays)]
-    await eventually(lambda: all(d.metric("relay_shards_owned") == 64 / relays for d in daemons))
-    return daemons
+    """So many relays that share the shards and soon park."""
+    return await bystanders.start(site, relays, **{**FEW_TRIES, **settings})
 
 
 async def bind(site: Site, pattern: str) -> None:

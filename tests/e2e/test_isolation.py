@@ -1,17 +1,10 @@
-"""Rows that cannot go, among rows that can, end to end: one bad row costs nobody else anything.
-
-Bystander rule: good rows of other keys stand before and after it in the same transaction; all of them arrive within
-about five seconds, once, apart from one repeat where the broker closed its channel under them.
-"""
+"""Rows that cannot go, among rows that can, end to end: one bad row costs nobody else anything."""
 
 from __future__ import annotations
 
 import asyncio
-import hashlib
 import json
 from collections import Counter
-from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
 from datetime import timedelta
 from typing import Any
 from urllib.parse import unquote, urlsplit
@@ -19,51 +12,11 @@ from urllib.parse import unquote, urlsplit
 import aio_pika
 import asyncpg
 import pytest
-from aio_pika.abc import AbstractChannel, AbstractIncomingMessage
 
 from relay.servers import RabbitServer
-from tests.conftest import eventually
-from tests.e2e.conftest import LADDER, Daemon, Site, command
+from tests.e2e.bystanders import ONE_OR_TWO, arrived, channel_of, insert_among, start
+from tests.e2e.conftest import LADDER, Site
 from tests.e2e.ledger import drain
-
-ONE_OR_TWO = pytest.mark.parametrize("relays", [1, 2])
-BYSTANDERS = 20
-
-
-@asynccontextmanager
-async def channel_of(site: Site) -> AsyncIterator[AbstractChannel]:
-    async with await aio_pika.connect(site.amqp_url) as connection:
-        yield await connection.channel()
-
-
-async def start(site: Site, relays: int, **settings: str) -> list[Daemon]:
-    """Each has its share: poison that changes hands closes a link of both, and bystanders are repeated for either."""
-    daemons = [await site.start(name=f"r{number}", **settings).ready() for number in range(relays)]
-    await eventually(lambda: all(daemon.metric("relay_shards_owned") == 64 / relays for daemon in daemons), 30.0)
-    return daemons
-
-
-async def insert_among(site: Site, poison: Sequence[dict[str, Any]]) -> list[str]:
-    """One transaction: bystanders, the poison, bystanders; returns the bystanders' ids."""
-    good = [f"good{number}" for number in range(2 * BYSTANDERS)]
-    async with site.database.transaction():
-        for each in good[:BYSTANDERS]:
-            await site.insert(each, key=each)
-        for columns in poison:
-            await site.insert(**columns)
-        for each in good[BYSTANDERS:]:
-            await site.insert(each, key=each)
-    return good
-
-
-async def arrived(site: Site, good: Sequence[str], *, copies_max: int = 1) -> dict[str, int]:
-    """The bystanders arrive, each so often, and were not tried again; returns how often whatever else arrived."""
-    await site.until(f"(SELECT count(*) = {len(good)} FROM outbox WHERE sent_at IS NOT NULL AND id LIKE 'good%')")
-    counts = Counter(message.message_id or "" for message in await drain(site.amqp_url, len(good)))
-    assert all(1 <= counts[each] <= copies_max for each in good), counts.most_common(3)
-    attempts = await site.database.fetchval("SELECT sum(attempts) FROM outbox WHERE id LIKE 'good%'")
-    assert attempts == 0, "bystanders are charged nothing"
-    return {each: count for each, count in counts.items() if each not in good}
 
 
 async def row(site: Site, id: str) -> asyncpg.Record:
@@ -173,7 +126,7 @@ async def test_case_03_a_body_above_the_brokers_limit(
         assert "1048576" in found["failure_error"]
         if on_parked == "continue":
             await site.until("(SELECT sent_at IS NOT NULL FROM outbox WHERE id = 'behind')")
-            assert await arrived(site, good, copies_max=2) == {"behind": 1}
+            assert (await arrived(site, good, others=1, copies_max=2)).keys() == {"behind"}
         else:
             assert await arrived(site, good, copies_max=2) == {}
             await site.until("(SELECT aside = 'held' FROM outbox WHERE id = 'behind')")
@@ -243,8 +196,8 @@ async def test_case_12_short_strings_at_the_limit(site: Site, relays: int) -> No
     await site.until(f"(SELECT sent_at IS NOT NULL FROM outbox WHERE id = '{fits}')")
     for each in (long, "key", "type", "correlation"):
         await parked(site, each, "invalid")
-    messages = {message.message_id: message for message in await drain(site.amqp_url, len(good) + 1)}
-    assert messages.keys() == {*good, fits}
+    messages = await arrived(site, good, others=1)
+    assert messages.keys() == {fits}
     exact = messages[fits]
     assert (exact.routing_key, exact.type, exact.correlation_id) == (fits, fits, fits)
     assert len((exact.type or "").encode()) == 254
@@ -275,8 +228,8 @@ async def test_case_13_headers_that_arrive_and_those_that_park(site: Site, relay
     await site.until("(SELECT sent_at IS NOT NULL FROM outbox WHERE id = 'carried')")
     for each in ("int64", "1e300", "x" * 300, "p300", "p-1"):
         await parked(site, each, "invalid")
-    messages = {message.message_id: message for message in await drain(site.amqp_url, len(good) + 1)}
-    assert messages.keys() == {*good, "carried"}
+    messages = await arrived(site, good, others=1)
+    assert messages.keys() == {"carried"}
     headers = messages["carried"].headers
     for name, value in carried.items():
         assert headers[name] == value
@@ -299,46 +252,9 @@ async def test_case_14_deadlines(site: Site, relays: int) -> None:
     found = await parked(site, "past", "expired")
     assert not found["holds"], "an expired row holds nobody"
     await site.until("(SELECT count(*) = 2 FROM outbox WHERE id IN ('minute', 'behind') AND sent_at IS NOT NULL)")
-    messages = {message.message_id: message for message in await drain(site.amqp_url, len(good) + 2)}
-    assert messages.keys() == {*good, "minute", "behind"}
+    messages = await arrived(site, good, others=2)
+    assert messages.keys() == {"minute", "behind"}
     left = messages["minute"].expiration
     assert left is not None
     assert isinstance(left, int | float)
     assert 50 < left <= 60
-
-
-@ONE_OR_TWO
-@pytest.mark.parametrize(
-    ("payload_type", "payloads"),
-    [
-        ("json", {"null": (None, b""), "json null": ("null", b"null")}),
-        ("jsonb", {"null": (None, b""), "json null": ("null", b"null")}),
-        ("text", {"null": (None, b""), "empty": ("", b""), "word": ("null", b"null")}),
-        ("bytea", {"null": (None, b""), "empty": (b"", b""), "byte": (b"\x00", b"\x00")}),
-    ],
-)
-async def test_case_16_null_and_empty_payloads(
-    site: Site, relays: int, payload_type: str, payloads: dict[str, tuple[Any, bytes]]
-) -> None:
-    """SQL NULL and empty bodies are empty messages, the JSON null is four bytes; the content type tells the rest."""
-    table = f"outbox_{payload_type}"
-    settings = {**site.settings, "RELAY_TABLE": table}
-    done = await asyncio.to_thread(command, "migrate", "--payload", payload_type, settings=settings)
-    assert done.returncode == 0, done.stderr
-    await start(site, relays, table=table)
-    for name, (payload, _) in payloads.items():
-        await site.database.execute(
-            f"INSERT INTO {table} (id, event_type, aggregate_id, payload) VALUES ($1, 'ok.x', $1, $2)", name, payload
-        )
-    messages = {message.message_id or "": message for message in await drain(site.amqp_url, len(payloads))}
-    assert {name: message.body for name, message in messages.items()} == {
-        name: body for name, (_, body) in payloads.items()
-    }
-    assert {_digest(message) for message in messages.values()} == {
-        hashlib.sha256(body).hexdigest() for _, body in payloads.values()
-    }
-    await site.until(f"NOT EXISTS (SELECT FROM {table} WHERE sent_at IS NULL)")
-
-
-def _digest(message: AbstractIncomingMessage) -> str:
-    return hashlib.sha256(message.body).hexdigest()

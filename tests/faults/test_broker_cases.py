@@ -10,8 +10,8 @@ from typing import Final
 import aio_pika
 import pytest
 
-from tests.e2e.conftest import LADDER, QUEUE, Daemon, Site, command
-from tests.e2e.ledger import drain, ledger
+from tests.e2e.conftest import LADDER, QUEUE, Daemon, Site
+from tests.e2e.ledger import ledger
 from tests.faults.stage import IN_FLIGHT, Stage
 from tests.faults.test_broker import passed
 from tests.proxy import Proxy
@@ -105,27 +105,6 @@ async def test_case_11_the_first_of_two_urls_dies(site: Site, how: str) -> None:
         assert second.accepted >= 1
         await daemon.ready()
         (await ledger(site.database, site.amqp_url)).assert_complete(duplicates_max=100)
-
-
-PAYLOAD: Final = r'{"b":1,"a":2,"a":3,"n":1e400,"f":1.10,"u":"\u00e9","z":"\u0000"}'
-
-
-@pytest.mark.parametrize("kind", ["json", "text", "bytea", "jsonb"])
-async def test_case_15_the_queue_has_the_stored_bytes(kind: str, database_url: str, amqp_url: str, site: Site) -> None:
-    """jsonb keeps no duplicates, no 1e400 as written and no \\u0000: there it is `payload::text`."""
-    text = PAYLOAD if kind != "jsonb" else PAYLOAD.replace(r',"z":"\u0000"', "")
-    await site.database.execute("DROP SCHEMA public CASCADE; CREATE SCHEMA public")
-    migrate = ("migrate", "--payload", kind)
-    assert (await asyncio.to_thread(lambda: command(*migrate, settings=site.settings))).returncode == 0
-    value = "convert_to($1, 'UTF8')" if kind == "bytea" else f"$1::text::{kind}"
-    daemon = await site.start().ready()
-    await site.database.execute(f"INSERT INTO outbox (id, event_type, payload) VALUES ('m', 'ok.x', {value})", text)
-    (message,) = await drain(amqp_url, 1)
-    if kind == "jsonb":
-        assert message.body.decode() == await site.database.fetchval("SELECT payload::text FROM outbox")
-    else:
-        assert message.body == PAYLOAD.encode()
-    assert await daemon.stop() == 0
 
 
 async def _livez_s(stage_daemon: Daemon) -> float:
