@@ -15,6 +15,9 @@ from relay.errors import DatabaseRefused
 SKIPPED_RETRY_S = 0.1
 """A shard row that somebody had locked is renewed again after this (L2)."""
 
+LEAVING_TRIES = 5
+"""So often a relay that stops tries to give back a shard whose row somebody has locked; then its session's end frees it (L3)."""
+
 RENEWALS_PER_LEASE = 5
 WITHOUT_BROKER_LEASES = 3
 """Without a broker for so many leases' time a relay gives its shards away (L6)."""
@@ -166,7 +169,8 @@ class Keeper:
         engine.claimed = [claim for claim in engine.claimed if claim.shard not in gone]
         engine.chains.drop_unpublished(fresh)
 
-    async def _release_idle(self) -> None:
+    async def _release_idle(self) -> bool:
+        """Give back what is idle, but for shards whose row somebody has locked; whether there were such (L2)."""
         engine = self._engine
         giving = [lease.shard for lease in engine.leases.giving()]
         if giving:
@@ -174,17 +178,21 @@ class Keeper:
             engine.chains.drop_unpublished(giving)
         idle = [lease for lease in engine.leases.giving() if engine.chains.is_idle(lease.shard)]
         if not idle:
-            return
+            return False
         held = {lease.shard: Held(lease.epoch, self._floors_at_give.get(lease.shard)) for lease in idle}
-        await engine.outbox.release(held)
-        for shard in held:
+        locked = await engine.outbox.release(held)
+        for shard in held.keys() - locked:
             engine.lose_shard(shard)
             self._floors_at_give.pop(shard, None)
+        return bool(locked)
 
     async def leave(self) -> None:
         """The last act of a clean stop: all shards back, the membership row gone."""
         engine = self._engine
         async with self._session:
             self.give(engine.leases.shards)
-            await self._release_idle()
+            for _ in range(LEAVING_TRIES):
+                if not await self._release_idle():
+                    break
+                await engine.clock.sleep(SKIPPED_RETRY_S)
             await engine.outbox.leave()

@@ -219,13 +219,14 @@ class PostgresOutbox:
             next_due_in_s=None if due_in_s is None or math.isinf(due_in_s) else due_in_s,
         )
 
-    async def release(self, held: Mapping[int, Held]) -> None:
+    async def release(self, held: Mapping[int, Held]) -> frozenset[int]:
         sessions = self._sessions
         async with (
             sessions.call(Group.KEEPER, sessions.bound_s) as session,
             session.transaction(self._begin_write),
         ):
-            await session.fetch("release", *_leases(held), self._instance, self._fingerprint)
+            locked = await session.fetch("release", *_leases(held), self._instance, self._fingerprint)
+        return frozenset(shard for (shard,) in locked)
 
     async def leave(self) -> None:
         sessions = self._sessions

@@ -339,8 +339,8 @@ class Outbox(Protocol):
         """Renew all leases and the membership; `available` is false without a broker (L6)."""
         ...
 
-    async def release(self, held: Mapping[int, Held]) -> None:
-        """Give shards back at once, with their floors (L5)."""
+    async def release(self, held: Mapping[int, Held]) -> frozenset[int]:
+        """Give shards back at once, with their floors (L5); returns those that stay, for somebody keeps their row locked."""
         ...
 
     async def leave(self) -> None:

@@ -109,6 +109,7 @@ class TestedOutbox:
             "held_keys": HeldPage([], None),
             "followers": [],
             "disarm": None,
+            "release": frozenset(),
         }
         self.answers: dict[str, Any] = empty | answers
         self.log: list[Call] = []
@@ -154,8 +155,8 @@ class TestedOutbox:
     async def renew(self, held: Mapping[int, Held], *, available: bool) -> Renewal:
         return await self._call("renew", held, available)  # type: ignore[no-any-return]
 
-    async def release(self, held: Mapping[int, Held]) -> None:
-        await self._call("release", held)
+    async def release(self, held: Mapping[int, Held]) -> frozenset[int]:
+        return await self._call("release", held)  # type: ignore[no-any-return]
 
     async def leave(self) -> None:
         await self._call("leave")

@@ -110,7 +110,7 @@ async def test_an_answer_that_has_come_when_the_sessions_are_lost_is_void() -> N
 
 
 async def test_a_stop_settles_what_is_in_flight_and_gives_the_shards_back() -> None:
-    relay = RunningRelay(check=Check(2, [], 5000.0), release=None, leave=None)
+    relay = RunningRelay(check=Check(2, [], 5000.0), leave=None)
     one, two = make_row(1), make_row(2)
     async with relay_running(relay) as task:
         await relay.started(one, two)

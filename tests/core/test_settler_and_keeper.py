@@ -12,7 +12,7 @@ from relay.core.ports import (
 )
 from relay.core.settings import EngineSettings
 from relay.errors import DatabaseRefused
-from relay.keeper import Keeper
+from relay.keeper import LEAVING_TRIES, SKIPPED_RETRY_S, Keeper
 from relay.message import State
 from tests.core.parts import Parts, eventually, make_row, renewal, turns
 
@@ -160,7 +160,7 @@ async def test_a_locked_row_is_settled_again_though_others_are_locked_meanwhile(
 async def test_a_new_session_takes_up_what_is_kept_and_lets_go_what_was_being_given() -> None:
     """A shard being handed over when the sessions were lost: read again, it would never be idle, and a relay that has
     left the fair share (no broker) would keep it for ever (L6)."""
-    parts = Parts(renew=renewal({0: (1, 0), 1: (1, 7)}), release=None)
+    parts = Parts(renew=renewal({0: (1, 0), 1: (1, 7)}))
     parts.own(1, 7)
     parts.engine.broker_lost_at = parts.clock.now()
     parts.keeper.give([0])
@@ -184,7 +184,7 @@ async def test_a_shard_of_ours_that_is_claimed_anew_begins_anew() -> None:
 
 async def test_a_hand_over_is_not_held_up_by_rows_that_came_back_unsent() -> None:
     """In flight when the shard was given; then nacked, or its link closed: it goes with the shard (L5)."""
-    parts = Parts(renew=renewal({0: (1, 0)}), release=None)
+    parts = Parts(renew=renewal({0: (1, 0)}))
     nacked, lost = make_row(1, "a"), make_row(2, "b")
     parts.engine.admit([nacked, lost])
     parts.turn()
@@ -200,7 +200,7 @@ async def test_a_hand_over_is_not_held_up_by_rows_that_came_back_unsent() -> Non
 
 async def test_a_hand_over_that_ends_writes_the_floor_of_when_it_began() -> None:
     """What was read ahead and dropped lies above it; the row in flight may still fail."""
-    parts = Parts(renew=renewal({0: (1, 0)}), release=None)
+    parts = Parts(renew=renewal({0: (1, 0)}))
     parts.check(9)
     request = parts.engine.reading.request([0], 100, 100)
     rows = [make_row(4, "a"), make_row(6, "b")]
@@ -214,8 +214,29 @@ async def test_a_hand_over_that_ends_writes_the_floor_of_when_it_began() -> None
     assert parts.outbox.calls("release")[0].arguments[0] == {0: Held(1, 3)}
 
 
+async def test_a_shard_whose_row_is_locked_is_given_with_a_later_renewal() -> None:
+    parts = Parts(renew=renewal({0: (1, 0), 1: (1, 0)}))
+    parts.own(1, 0)
+    parts.keeper.give([0, 1])
+    parts.outbox.answers["release"] = frozenset({1})
+    assert await parts.keeper._renew() == SKIPPED_RETRY_S
+    assert parts.engine.leases.shards == [1]
+    parts.outbox.answers |= {"renew": renewal({1: (1, 0)}), "release": frozenset()}
+    await parts.keeper._renew()
+    assert not len(parts.engine.leases)
+
+
+@pytest.mark.parametrize(("locked_for", "tries"), [(0, 1), (2, 3), (99, LEAVING_TRIES)])
+async def test_a_relay_that_stops_tries_some_times_to_give_a_locked_shard(locked_for: int, tries: int) -> None:
+    answers = iter([frozenset({0})] * locked_for + [frozenset()])
+    parts = Parts(release=lambda held: next(answers), leave=None)
+    await parts.keeper.leave()
+    assert len(parts.outbox.calls("release")) == tries
+    assert parts.outbox.log[-1].name == "leave"
+
+
 async def test_without_a_broker_for_some_leases_time_the_shards_go() -> None:
-    parts = Parts(renew=renewal({0: (1, 0)}), release=None)
+    parts = Parts(renew=renewal({0: (1, 0)}))
     parts.engine.broker_lost_at = parts.clock.now()
     parts.clock.time += 100.0
     await parts.keeper._renew()

@@ -5,6 +5,7 @@ The rest stands in `outbox_suite`; the same tables play both.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
 
 import pytest
@@ -110,9 +111,25 @@ async def case_a_release_under_another_epoch_does_nothing(table: Table) -> None:
     outbox, other = await table.relay("a"), await table.relay("b")
     claims = await claim_all(outbox)
     shard, mine = next(iter(claims.items()))
-    await outbox.release({shard: Held(mine.epoch + 1, 0)})
+    assert not await outbox.release({shard: Held(mine.epoch + 1, 0)})
     await other.renew({}, available=True)
     assert list(await other.claim(SHARDS)) == []
+
+
+async def case_a_release_leaves_a_shard_that_somebody_has_locked(table: Table) -> None:
+    """L2: it does not wait for it; every lease's renewal would wait behind."""
+    outbox, other = await table.relay("a"), await table.relay("b")
+    epochs = {shard: each.epoch for shard, each in (await claim_all(outbox)).items()}
+    locked, free = sorted(epochs)[:2]
+    unlock = await table.lock_shard(locked)
+    async with asyncio.timeout(1.0):
+        left = await outbox.release({shard: Held(epochs[shard], None) for shard in (locked, free)})
+    assert left == {locked}
+    assert locked in (await outbox.renew({locked: Held(epochs[locked], None)}, available=True)).mine
+    await unlock()
+    assert not await outbox.release({locked: Held(epochs[locked], None)})
+    await other.renew({}, available=True)
+    assert sorted(each.shard for each in await other.claim(SHARDS)) == [locked, free]
 
 
 async def case_a_floor_above_a_sequence_that_fell_is_void(table: Table) -> None:

@@ -175,16 +175,18 @@ class FakeOutbox(Settling):
                     f"R5: {self.instance} stores floor {floor} of shard {shard} over open seqs {over}"
                 )
 
-    async def release(self, held: Mapping[int, Held]) -> None:
-        return await self._call("release", "keeper", self._release(dict(held)), held)
+    async def release(self, held: Mapping[int, Held]) -> frozenset[int]:
+        return await self._call("release", "keeper", at_once(lambda: self._release(dict(held))), held)
 
-    def _release(self, held: dict[int, Held]) -> Statement[None]:
+    def _release(self, held: dict[int, Held]) -> frozenset[int]:
         database = self.database
-        yield from self._await_unlocked(held)
-        given = []
+        given, locked = [], []
         for number, mine in sorted(held.items()):
             shard = database.shards[number]
             if shard.owner == self.instance and shard.epoch == mine.epoch:
+                if number in database.exclusive:
+                    locked.append(number)
+                    continue
                 floor = self._floor(number, mine.floor)
                 database.put_shard(
                     number, DbShard(shard.epoch, None, None, 0.0, floor, database.last_seq(), shard.parked_hold)
@@ -192,6 +194,7 @@ class FakeOutbox(Settling):
                 given.append(number)
         self._commit()
         self._note("releases", [each for each in given if self._has_rows(each)])
+        return frozenset(locked)
 
     async def leave(self) -> None:
         return await self._call("leave", "keeper", at_once(self._leave))

@@ -77,6 +77,10 @@ class Table(Protocol):
         """An application locks the row until the returned function is called."""
         ...
 
+    async def lock_shard(self, shard: int) -> Callable[[], Awaitable[None]]:
+        """An operator's command locks the shard's row until the returned function is called."""
+        ...
+
     async def delete(self, id_: str) -> None: ...
     async def refuse(self, id_: str) -> None:
         """From now on every change of the row fails, whoever makes it."""

@@ -94,6 +94,14 @@ class FakeTable(Bench):
 
         return unlock
 
+    async def lock_shard(self, shard: int) -> Callable[[], Awaitable[None]]:
+        release = self.database.lock_shards({shard})
+
+        async def unlock() -> None:
+            release()
+
+        return unlock
+
     async def delete(self, id_: str) -> None:
         for row in [each for each in self.database.rows.values() if each.id == id_]:
             self.database.delete_row(row)

@@ -197,6 +197,26 @@ def test_l2_a_locked_shard_row_delays_no_other_lease() -> None:
     play(script, settings(lease_s=2.0), DatabaseOptions(shards_used=4))
 
 
+def test_l2_a_shard_whose_row_is_locked_is_given_away_later() -> None:
+    """A second relay comes while an operator keeps the row of one shard locked that the first has to give: a release that
+    waited for it let the leases of all run out. Seed 808922."""
+
+    async def script(world: World) -> None:
+        first = world.start()
+        await owns(world, first, 63)
+        unlock = world.database.lock_shards({63})
+        second = world.start()
+        for _ in range(60):
+            await asyncio.sleep(0.1)
+            live = [each for each in world.database.shards.values() if each.leased_until > world.database.now()]
+            assert len(live) >= 63
+        await owns(world, second, 62)
+        unlock()
+        await owns(world, second, 63)
+
+    play(script, settings(lease_s=2.0))
+
+
 def test_l6_without_a_broker_a_relay_gives_its_shards_away() -> None:
     """A has no broker for some leases' time, B has: B gets everything."""
 

@@ -118,6 +118,11 @@ class PostgresTable:
         await writer._connection.execute("SELECT 1 FROM outbox WHERE id = $1 FOR UPDATE", id_)
         return writer.rollback
 
+    async def lock_shard(self, shard: int) -> Callable[[], Awaitable[None]]:
+        writer = await self.begin()
+        await writer._connection.execute("SELECT 1 FROM outbox_shard WHERE shard = $1 FOR UPDATE", shard)
+        return writer.rollback
+
     async def delete(self, id_: str) -> None:
         await self._connection.execute("DELETE FROM outbox WHERE id = $1", id_)
 
