@@ -29,7 +29,7 @@ async def test_case_08_broker_frozen(stage: Stage, seconds: float) -> None:
             await stage.until_metric(post, "relay_in_flight_messages", 1)
         backlog = posts[0].relay.metric("relay_backlog_rows")
         await stage.until_metric(posts[0], "relay_backlog_rows", backlog + 100)
-        stage.load.slow(30)
+        stage.load.pace(30)
         await passed(seconds)
         assert all(post.relay.get("/livez")[0] == 200 for post in posts)
     finally:

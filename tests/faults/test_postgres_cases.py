@@ -22,6 +22,9 @@ from tests.faults.stage import IN_FLIGHT, Stage, site_at
 from tests.faults.test_broker import passed
 
 LONG: Final = pytest.mark.long
+CASE_18_ROWS_S: Final = 500
+CASE_18_P95_MS: Final = 200
+"""The least that counts as a baseline: less is chance on a machine that does other things."""
 
 
 # ---------------------------------------------------------------- old transactions, sockets, proxies
@@ -29,39 +32,46 @@ LONG: Final = pytest.mark.long
 
 @pytest.mark.parametrize("seconds", [pytest.param(3.0, id="short"), pytest.param(600.0, id="as written", marks=LONG)])
 async def test_case_18_an_old_reader_stops_nobody(stage: Stage, seconds: float) -> None:
-    """A REPEATABLE READ transaction stays open; what is committed meanwhile arrives meanwhile. (How fast: `bench`; here the
-    95th percentiles of INSERT to mark, before and meanwhile, are recorded: 329 and 398 ms in 270 s of a machine on which
-    thirty processes wanted two cores.)"""
+    """A REPEATABLE READ transaction stays open; what is committed meanwhile, 500 rows a second, arrives meanwhile. (How fast:
+    `bench`; here the rate and the 95th percentiles of INSERT to mark, before and meanwhile, are recorded.)"""
     await stage.up(2)
-    stage.load.slow(500)
-    before_ms = await _latency_ms(stage, seconds / 10)
+    stage.load.pace(CASE_18_ROWS_S)
+    before_ms, _ = await _latency_ms(stage, seconds / 10)
     reader = await asyncpg.connect(stage.site.database_url)
     try:
         async with reader.transaction(isolation="repeatable_read"):
             seen = await reader.fetchval("SELECT count(*) FROM outbox")
-            while_open_ms = await _latency_ms(stage, seconds)
+            while_open_ms, rows_s = await _latency_ms(stage, seconds)
             assert await reader.fetchval("SELECT count(*) FROM outbox") == seen
     finally:
         await reader.close()
-    stage.record("case_18_p95_ms", f"before {before_ms:.0f}, while it was open {while_open_ms:.0f}")
-    await stage.verdict(f"a reading transaction open for {seconds:.0f} s (case 18)", copies_max=0)
+    found = f"p95 before {before_ms:.0f} ms, while it was open {while_open_ms:.0f} ms at {rows_s:.0f} rows/s"
+    stage.record("case_18", found)
+    assert rows_s >= 0.9 * CASE_18_ROWS_S, found
+    assert while_open_ms < 3 * max(before_ms, CASE_18_P95_MS), found
+    await stage.verdict(
+        f"a reading transaction open for {seconds:.0f} s at {rows_s:.0f} rows/s (case 18)", copies_max=0
+    )
 
 
-async def _latency_ms(stage: Stage, seconds: float) -> float:
-    """The 95th percentile of the rows of so many seconds, in which all that is committed arrives."""
+async def _latency_ms(stage: Stage, seconds: float) -> tuple[float, float]:
+    """The 95th percentile of the rows of so many seconds, in which all that is committed arrives; and how many a second that
+    were."""
     newest = await stage.site.database.fetchval("SELECT max(seq) FROM outbox")
-    ends_at = time.monotonic() + seconds
-    while time.monotonic() < ends_at:
+    began, answered = time.monotonic(), len(stage.load.answered)
+    while time.monotonic() < began + seconds:
         await passed(min(20.0, seconds / 3))
         await stage.back()
         await stage.take_off()
-    return float(
+    rows_s = (len(stage.load.answered) - answered) / (time.monotonic() - began)
+    p95_ms = float(
         await stage.site.database.fetchval(
             "SELECT 1000 * percentile_cont(0.95) WITHIN GROUP (ORDER BY date_part('epoch', sent_at - created_at))"
             " FROM outbox WHERE seq > $1",
             newest,
         )
     )
+    return p95_ms, rows_s
 
 
 @pytest.mark.parametrize("seconds", [pytest.param(2.0, id="short"), pytest.param(120.0, id="as written", marks=LONG)])
@@ -75,7 +85,7 @@ async def test_case_22_half_open_socket(stage: Stage, seconds: float) -> None:
         post.database.half_open()
     for post in posts:
         await post.relay.not_ready("database", 30)
-    stage.load.slow(30)
+    stage.load.pace(30)
     await passed(seconds)
     for post in posts:
         post.database.heal()
@@ -239,7 +249,7 @@ async def test_case_28_asynchronous_settlements_and_a_crash(stage: Stage) -> Non
     await posts[0].relay.not_ready("database")
     await asyncio.to_thread(stage.postgres.restart)
     await stage.back()
-    # The WAL writer is at most three times its delay of 200 ms behind, at some 300 rows a second.
+    # The WAL writer is at most three times its delay of 200 ms behind, at some 200 rows a second.
     await stage.verdict(
         "asynchronous settlements, PostgreSQL killed (case 28)", copies_max=IN_FLIGHT + 400, outage_s=10
     )
