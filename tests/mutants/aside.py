@@ -7,6 +7,7 @@ from .patch import Mutant, edit
 _DUE = "tests.sim.outbox:FakeOutbox._due"
 _PROMOTE = "tests.sim.database:Database.promote"
 _DISCARD = "tests.sim.outbox:FakeOutbox._discard_parked"
+_TEST_BEHIND = "relay.core.chains:Chains.test_behind"
 _OPERATE = "tests.sim.world:World.operate"
 
 MUTANTS = (
@@ -29,6 +30,11 @@ MUTANTS = (
                 ("is_same and stored is not None and not database.has_blocker(stored)", "is_same"),
             ),
         ),
+    ),
+    Mutant(
+        "h2_behind",
+        "H2: what stands behind a row that becomes held, read when the key was free, is not tested",
+        (edit(_TEST_BEHIND, ("later.state in _UNTESTED", "later.aside is not None and later.state in _UNTESTED")),),
     ),
     Mutant(
         "h2_one_frees_no_key",
@@ -89,7 +95,11 @@ MUTANTS = (
     Mutant(
         "h4_followers_newcomer",
         "H4 followers, newcomer: what was loaded behind a head stays when a row is moved aside below it",
-        (edit("relay.settler:Settler._apply", ("if engine.chains.drop_followers(row):", "if False:")),),
+        (
+            edit("relay.settler:Settler._apply", ("if engine.chains.drop_followers(row):", "if False:")),
+            # Else they would be tested like what came when the key was free, and held again.
+            edit(_TEST_BEHIND, ("later.state in _UNTESTED", "later.aside is None and later.state in _UNTESTED")),
+        ),
     ),
     Mutant(
         "h4_followers_void",

@@ -15,18 +15,6 @@ from .patch import Mutant, planted
 MUTANTS: tuple[Mutant, ...] = (*reading.MUTANTS, *aside.MUTANTS, *leases.MUTANTS, *settling.MUTANTS)
 
 
-ELUSIVE: frozenset[str] = frozenset(
-    {
-        "h4_followers_cursor",
-        "h4_followers_newcomer",
-        "s4_holds_nobody",
-    }
-)
-"""No random history is known yet to find these (how many were tried: tests/sim/results): `make mutants` tries them like the
-others, `make test-long` does not ask for them. The histories of docs/protocol.md hold their rules meanwhile, but for
-`s4_holds_nobody`, which the followers' own move hides there."""
-
-
 @dataclass(frozen=True, slots=True)
 class Found:
     """`seed`: the first that finds it, `None` where none did; `kind`: by which rule; `first`: what the oracle said."""

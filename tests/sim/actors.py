@@ -138,10 +138,11 @@ class Actors:
             if row is None or row.id in database.row_locks or row.id in database.unmarkable:
                 continue
             roll = rng.random()
-            if roll < 0.4:
+            balks_from = 1.0 - self._climate.balking
+            if roll < min(0.4, balks_from):
                 database.updated(row)
                 database.commit(synchronous=database.options.others_synchronous)
-            elif roll < 0.85 or row.aside is Aside.PARKED:
+            elif roll < balks_from or row.aside is Aside.PARKED:
                 self._lock(rng, row.id)
             else:
                 database.unmarkable.add(row.id)

@@ -44,6 +44,8 @@ class Climate:
     application_rate: float = 2.0
     meddling: float = 0.0
     """The share of the application's acts that meet rows of keys that have rows aside."""
+    balking: float = 0.15
+    """The share of the application's acts that make a row refuse every change."""
     operator_rate: float = 0.7
     sure_faults: list[str] = field(default_factory=list)
     """Kinds of faults that happen for certain."""

@@ -13,7 +13,7 @@ from typing import Final
 
 from relay.core.settings import Ordering, Unroutable
 
-from .climate import Climate
+from .climate import Climate, source
 
 BRIEF_S: Final = 1.5
 
@@ -160,6 +160,90 @@ def calm(drawn: Climate, rng: random.Random) -> None:
     """Nothing fails."""
 
 
+def doze(drawn: Climate, rng: random.Random) -> None:
+    """Relays freeze and wake, while rows of theirs are read, in flight, or set aside."""
+    _try(drawn, rng)
+    drawn.relays = rng.choice([2, 3])
+    drawn.seconds = 10.0
+    drawn.sure_faults += ["freeze"] * 3
+    drawn.sure_faults += rng.choice([[], ["unseat"], ["lock_shard"], ["hush"], ["kill"], ["unbind"]])
+    drawn.fault_rates = (1.0, 3.0)
+
+
+def stumble(drawn: Climate, rng: random.Random) -> None:
+    """Statements are refused, late or cut off while keys are held; the next life reads its way up a few seqs at a time."""
+    _try(drawn, rng)
+    database = drawn.options.database
+    database.page_refusals, database.settle_refusals = rng.choice([0.0, 0.1]), rng.choice([0.1, 0.3])
+    database.latency = (0.001, rng.choice([0.004, 0.02]))
+    drawn.options.broker.latency = drawn.options.broker.confirm = (0.0001, rng.choice([0.0005, 0.01]))
+    drawn.options.settings = replace(drawn.options.settings, page_span=2)
+    drawn.writers = [10.0 for _ in range(rng.choice([2, 3]))]
+    drawn.has_application = True
+    drawn.application_rate, drawn.meddling = rng.choice([6.0, 20.0]), 0.5
+    drawn.grip_share = rng.choice([0.3, 0.5])
+    drawn.sure_faults += rng.choice([["cut_database"], ["terminate"], ["sever"], ["unseat"], ["kill"]])
+    drawn.sure_faults += rng.choice([[], ["terminate"], ["crash"]])
+    drawn.fault_rates = (1.0, 3.0)
+
+
+def balk(drawn: Climate, rng: random.Random) -> None:
+    """Triggers refuse every change of rows that hold others, more than fit beside them; nothing else touches their keys."""
+    _try(drawn, rng)
+    drawn.keys, drawn.key_life_s = rng.choice([4, 8]), rng.choice([0.5, 2.0])
+    drawn.has_application = True
+    drawn.application_rate, drawn.meddling = rng.choice([6.0, 20.0]), 0.9
+    drawn.balking = rng.choice([0.4, 0.8])
+    drawn.has_operator = rng.random() < 0.5
+    drawn.options.settings = replace(drawn.options.settings, read_ahead_max=rng.choice([10, 10, 40]))
+    drawn.sure_faults += ["unbind", *rng.choice([[], [], ["cut_database"], ["unseat"], ["kill"]])]
+    drawn.fault_rates = (0.3, 1.0)
+
+
+def relent(drawn: Climate, rng: random.Random) -> None:
+    """Keys go on past what is parked, an operator brings that back beneath them, and somebody touches what is next."""
+    _try(drawn, rng)
+    drawn.has_application = drawn.has_operator = True
+    drawn.application_rate, drawn.operator_rate = 20.0, rng.choice([3.0, 10.0])
+    drawn.meddling, drawn.grip_share = 0.9, rng.choice([0.0, 0.3])
+    drawn.is_hot = True
+    drawn.writers = [rng.choice([10.0, 20.0]) for _ in range(rng.choice([1, 2]))]
+    drawn.flaky_share = rng.choice([0.4, 0.7])
+    drawn.options.broker.confirm = (0.0, rng.choice([0.05, 0.3]))
+    drawn.options.settings = replace(
+        drawn.options.settings,
+        on_unroutable=Unroutable.PARK,
+        holds_when_parked=False,
+        read_ahead_max=rng.choice([10, 40]),
+        held_keys_max=rng.choice([1, 3]),
+    )
+    drawn.options.database.settle_synchronous = True
+    drawn.sure_faults += rng.choice([["unbind"], ["unbind", "unseat"]])
+    drawn.fault_rates = (0.3, 1.0, 2.0)
+
+
+def _try(drawn: Climate, rng: random.Random) -> None:
+    """Few keys in order, whose heads fail and are soon tried again."""
+    drawn.has_faults = True
+    drawn.has_operator = drawn.has_application = drawn.has_poison = False
+    drawn.keys, drawn.key_life_s = rng.choice([2, 4]), rng.choice([None, 2.0])
+    drawn.is_guarded = rng.random() < 0.5
+    drawn.writers = [rng.choice([4.0, 10.0]) for _ in range(rng.choice([1, 2, 3]))]
+    drawn.seconds = rng.choice([5.0, 10.0])
+    drawn.flaky_share = rng.choice([0.2, 0.4])
+    drawn.options.broker.nacks = 0.0
+    drawn.options.broker.returns = rng.choice([0.3, 0.6])
+    drawn.options.settings = replace(
+        drawn.options.settings,
+        ordering=Ordering.STRICT,
+        on_unroutable=Unroutable.RETRY,
+        retry_delays_s=(rng.choice([0.1, 0.5]),) * 20,
+        age_max_s=None,
+        rate_max=None,
+    )
+    drawn.other_faults_max = 0
+
+
 STORMY: Final[dict[Season, int]] = {
     mix: 4,
     fray: 2,
@@ -173,8 +257,17 @@ STORMY: Final[dict[Season, int]] = {
 QUIET: Final[dict[Season, int]] = {calm: 1, rush: 1, listen: 2}
 
 
-def draw(drawn: Climate, rng: random.Random) -> None:
-    weights = STORMY if drawn.has_faults else QUIET
+RARE: Final[dict[Season, int]] = {doze: 1, stumble: 2, balk: 1, relent: 1}
+RARE_SHARE: Final = 0.15
+"""Of the seeds. These draw from a source of their own: the histories of the others are what they were without them."""
+
+
+def draw(drawn: Climate, rng: random.Random, seed: object) -> None:
+    rare = source(seed, "out of season")
+    if rare.random() < RARE_SHARE:
+        weights, rng = RARE, rare
+    else:
+        weights = STORMY if drawn.has_faults else QUIET
     (season,) = rng.choices(list(weights), list(weights.values()))
     drawn.season = season.__name__
     season(drawn, rng)

@@ -30,7 +30,7 @@ def climate(seed: object) -> Climate:
         key_life_s=rng.choice([None, 0.5, 2.0]),
         is_guarded=rng.random() < 0.8,
     )
-    seasons.draw(drawn, rng)
+    seasons.draw(drawn, rng, seed)
     return drawn
 
 
