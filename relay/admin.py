@@ -1,7 +1,8 @@
 """What an operator asks of the outbox: `relay status`. Reads only; one snapshot, no lock.
 
-The states are those of the contract: `pending` rows wait for a relay (the backlog counts them with the held
-and the deferred ones), `parked` rows need an operator, `scheduled` ones wait for their own time.
+The states are those of the contract: `pending` rows wait for a relay, `deferred` ones for their next attempt or for
+their own time (these are the `scheduled` ones of them), `parked` rows need an operator. The backlog counts the
+pending, the held, and the deferred that are not scheduled.
 """
 
 from __future__ import annotations
@@ -140,6 +141,7 @@ def _status(
     due = [
         row["due_in_s"] for row in aside if row["aside"] in ("deferred", "scheduled") and row["due_in_s"] is not None
     ]
+    scheduled = rows["scheduled"] + backlog["unread_scheduled_rows"]
     pending = max(backlog["pending_rows"], backlog["estimate"] or 0)
     unknown = {row["aside"]: row["rows"] for row in aside if row["aside"] not in _ASIDE}
     others = pending + sum(rows.values()) + sum(unknown.values())
@@ -155,9 +157,9 @@ def _status(
         backlog_estimated=backlog["is_estimated"],
         oldest_pending_age_seconds=round(max(0.0, *ages, 0.0), 3) if ages else None,
         pending_rows=pending,
-        deferred_rows=rows["deferred"],
+        deferred_rows=rows["deferred"] + scheduled,
         next_due_in_seconds=round(min(due), 3) if due else None,
-        scheduled_rows=rows["scheduled"] + backlog["unread_scheduled_rows"],
+        scheduled_rows=scheduled,
         held_rows=rows["held"],
         held_keys=sum(row["keys"] for row in aside),
         parked_rows=rows["parked"],
@@ -236,7 +238,7 @@ def as_lines(status: Status) -> list[tuple[str, str]]:
             "deferred",
             _rows(status.deferred_rows) + ("" if due is None else f", next due in {max(0.0, due):.1f} s"),
         ),
-        ("scheduled", _rows(status.scheduled_rows)),
+        ("scheduled", f"{_rows(status.scheduled_rows)} of these"),
         ("held", f"{_rows(status.held_rows)} of {many(status.held_keys, 'key')}"),
         ("parked", _rows(status.parked_rows) + (f": {classes}" if classes else "")),
     ]

@@ -79,7 +79,7 @@ class Keeper:
                     self._take_up(claims)
             self._hand_over(renewal)
             await self._release_idle()
-        engine.metrics.shards_owned = len(engine.leases)
+        engine.metrics.shards_owned = engine.leases.standing(engine.clock.now())
         if engine.leases.was_skipped(renewal):
             return SKIPPED_RETRY_S
         if engine.leases.giving():

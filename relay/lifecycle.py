@@ -111,11 +111,17 @@ class Lifecycle:
             os._exit(DrainIncomplete.exit_code if unsettled else 0)
         self._is_stopping = True
         self._log.info("stopping", signal=number.name, grace_s=self._grace_s, unsettled=unsettled)
-        last_moment = threading.Timer(self._grace_s + WEDGED_AFTER_GRACE_S, os._exit, (DrainIncomplete.exit_code,))
+        last_moment = threading.Timer(self._grace_s + WEDGED_AFTER_GRACE_S, self._end_wedged)
         last_moment.daemon = True
         last_moment.start()
         self._grace.set()
         self._work.stop()
+
+    def _end_wedged(self) -> None:
+        """From a thread: neither work nor loop have come to an end."""
+        code = DrainIncomplete.exit_code
+        self._log.error("exited", error="the grace ran out, and something still hung", exit_code=code)
+        os._exit(code)
 
     async def _beat(self) -> None:
         while True:

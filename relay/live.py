@@ -80,11 +80,10 @@ def _rows(view: View, status: Status) -> Table:
     )
     table.add_row("out", Text("–" if rates is None else f"{rates.settled_per_second:,.0f} rows/s"), curve(view.settled))
     due = status.next_due_in_seconds
+    failed = status.deferred_rows - status.scheduled_rows
     waits = "" if due is None else f", next due in {seconds(max(0.0, due))}"
-    table.add_row(
-        "deferred", Text(f"{many(status.deferred_rows, 'row')}{waits}", _alarm(status.deferred_rows, 1, 1 << 60))
-    )
-    table.add_row("scheduled", Text(many(status.scheduled_rows, "row")))
+    table.add_row("deferred", Text(f"{many(status.deferred_rows, 'row')}{waits}", _alarm(failed, 1, 1 << 60)))
+    table.add_row("scheduled", Text(f"{many(status.scheduled_rows, 'row')} of these"))
     held = Text(
         f"{many(status.held_keys, 'key')}, {many(status.held_rows, 'row')}", _alarm(status.held_keys, 1, 1 << 60)
     )

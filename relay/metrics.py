@@ -13,6 +13,7 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
+from math import inf, isfinite
 
 from relay import __version__
 
@@ -74,7 +75,7 @@ METRICS: tuple[Metric, ...] = (
     _gauge("backlog_rows", "Rows due, held, or deferred after a failure; take max over relays, not sum"),
     _gauge("backlog_estimated", "1: backlog_rows is above 100,000 and estimated"),
     _gauge("oldest_pending_age_seconds", "Age of the oldest row of backlog_rows, 0 when there is none"),
-    _gauge("deferred_rows", "Rows waiting for their next attempt or a scheduled time"),
+    _gauge("deferred_rows", "Rows waiting for their next attempt or their available_at"),
     _gauge("parked_rows", "Rows that need an operator"),
     _gauge("held_keys", "Keys whose rows wait behind a deferred or parked one"),
     _gauge("newest_seq", "The newest seq handed out: its rate is the writers' rate"),
@@ -88,7 +89,7 @@ METRICS: tuple[Metric, ...] = (
     _histogram("claim_seconds", "One read of rows"),
     _histogram("settle_seconds", "One transaction of settlements"),
     _histogram("publish_attempts", "Attempts of a row when it is sent or parked"),
-    _gauge("shards_owned", "Shards leased by this relay"),
+    _gauge("shards_owned", "Shards whose lease this relay has; none while it has no session to renew them"),
     _counter("lease_lost_total", "Shards lost without having been given back"),
     _gauge("backpressure_active", "1: publishing waits for this reason", "reason", PRESSURES),
     _counter("backpressure_seconds_total", "Time for which publishing waited", "reason", PRESSURES),
@@ -117,13 +118,13 @@ class Histogram:
         self.sum += value
 
     def observe_many(self, values: list[float]) -> None:
-        """Count many observations, those below 0 as 0 (clocks differ); sorts `values`. It costs a bisection a bucket
-        that they fall in, not one a value."""
+        """Count many observations, those below 0 as 0 (clocks differ), infinite ones not at all: the sum would stay so.
+        Sorts `values`. It costs a bisection a bucket that they fall in, not one a value."""
+        values.sort()
+        if values and (values[0] < 0.0 or values[-1] == inf):
+            values = [max(0.0, value) for value in values if isfinite(value)]
         if not values:
             return
-        values.sort()
-        if values[0] < 0.0:
-            values = [max(0.0, value) for value in values]
         bounds, counts = self.bounds, self.counts
         bucket = bisect_left(bounds, values[0])
         last = bisect_left(bounds, values[-1], bucket)

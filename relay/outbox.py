@@ -412,15 +412,16 @@ class PostgresOutbox:
         pending = found["pending"]
         if found["is_capped"]:
             pending = max(pending, found["estimate"] or 0)
+        scheduled = found["scheduled"] + found["unread_scheduled"]
         return Backlog(
             backlog_rows=pending + found["deferred"] + found["held"],
             is_estimated=found["is_capped"] or found["is_aside_capped"],
             oldest_pending_age_s=found["oldest_age_s"],
-            deferred_rows=found["deferred"],
+            deferred_rows=found["deferred"] + scheduled,
             parked_rows=found["parked"],
             held_rows=found["held"],
             held_keys=found["held_keys"],
-            scheduled_rows=found["scheduled"],
+            scheduled_rows=scheduled,
             newest_seq=found["newest_seq"],
         )
 

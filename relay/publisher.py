@@ -18,6 +18,7 @@ from relay.engine import Engine, Signal
 from relay.errors import BrokerError, BrokerRefused, ExchangeMissing
 from relay.message import Aside, Row, State
 from relay.quarantine import Quarantine
+from relay.stall import Stall
 
 TURN_ROWS = 256
 """Rows a turn of the loop: encoding them takes a few milliseconds at most."""
@@ -49,13 +50,14 @@ class Publisher:
         self._pace = Pace(engine.settings.in_flight_max)
         self._is_exchange_refused = False
         """The last link was closed over the configured exchange, and no confirm came since."""
+        self._has_been_connected = False
         self._closed = Signal()
         self._last_progress_at = 0.0
         self._nacked_since: float | None = None
         """Since when this link has had nothing but nacks."""
         self._nacked_rebuild_s = NACKED_REBUILD_S
         self._rebuild_after_s = STALL_REBUILD_FACTOR * engine.settings.confirm_timeout_s
-        self._is_stalled = False
+        self._stall = Stall(engine)
         rate = engine.settings.rate_max
         self._bucket = None if rate is None else TokenBucket(rate, engine.clock.now())
 
@@ -78,6 +80,8 @@ class Publisher:
                 self._note_down(error, failures)
                 await engine.clock.sleep(reconnect_backoff(failures, engine.random.random()))
                 continue
+            engine.metrics.reconnects["broker"] += self._has_been_connected
+            self._has_been_connected = True
             self._note_up()
             self._last_progress_at = engine.clock.now()
             engine.link = link
@@ -91,7 +95,6 @@ class Publisher:
             # A link that lived for a while is no storm; one that closes at once is.
             has_worked = engine.clock.now() - connected_at > 10.0 or engine.metrics.published["acked"] > acked_before
             failures = 1 if has_worked else failures + 1
-            engine.metrics.reconnects["broker"] += 1
             await engine.clock.sleep(reconnect_backoff(failures, engine.random.random()))
 
     def _note_up(self) -> None:
@@ -108,6 +111,7 @@ class Publisher:
         engine = self._engine
         if engine.broker_lost_at is None:
             engine.broker_lost_at = engine.clock.now()
+        self._stall.end()
         engine.metrics.connected["broker"] = False
         engine.metrics.backpressure.set("broker_down", True, engine.clock.now())
         reason = "exchange" if isinstance(error, ExchangeMissing) else "broker"
@@ -166,6 +170,7 @@ class Publisher:
             engine.to_read.set()
         if not batch:
             return self._until_backoff(now)
+        self._stall.on_due(now)
         if link.in_flight == 0:
             self._last_progress_at = now
         for row in batch:
@@ -308,6 +313,7 @@ class Publisher:
 
     def on_passed(self, row: Row) -> None:
         self._last_progress_at = self._engine.clock.now()
+        self._stall.on_answered(self._last_progress_at)
         self._quarantine.clear(row)
 
     def on_refused(self, refusal: Rejection, lost: Sequence[Row]) -> None:
@@ -366,20 +372,23 @@ class Publisher:
             self._nacked_since, self._nacked_rebuild_s = None, NACKED_REBUILD_S
         elif outcome == "nacked" and self._nacked_since is None:
             self._nacked_since = now
+        match outcome:
+            case "nacked":
+                self._stall.on_nacked(now)
+            case "lost" if rows:
+                self._stall.on_lost(now)
+            case "acked" | "returned":
+                self._stall.on_answered(now)
         if engine.spans is not None:
             engine.spans.end(outcome, rows, now, error)
         if outcome != "lost":
             self._rebuild_after_s = STALL_REBUILD_FACTOR * engine.settings.confirm_timeout_s
-        if self._is_stalled:
-            self._is_stalled = False
-            engine.readiness.remove("stalled")
-            if outcome != "lost":
-                engine.log.info("confirms_resumed")
 
     # ------------------------------------------------------------ failures
 
     def _fail(self, failed: Rejection) -> None:
         engine = self._engine
+        self._stall.on_answered(engine.clock.now())
         row = failed.row
         age_s = engine.database_time.now() - row.created_at if engine.database_time.is_known else None
         verdict = judge(
@@ -407,11 +416,12 @@ class Publisher:
     # ------------------------------------------------------------ a mute broker
 
     def watch(self) -> None:
-        """Once a second: a broker that owes confirms for too long is stalled; much later its link is rebuilt. So is one
-        on which everything is nacked, at a moment when nothing is in flight: no copies (I4)."""
+        """Once a second: the link of a broker that owes confirms for very long is built anew. So is one on which everything
+        is nacked, at a moment when nothing is in flight: no copies (I4)."""
         engine = self._engine
         link = engine.link
         now = engine.clock.now()
+        self._stall.look(link, now)
         nacked_s = 0.0 if self._nacked_since is None else now - self._nacked_since
         if link is not None and link.in_flight == 0 and nacked_s >= self._nacked_rebuild_s:
             self._rebuild(link, nacked_s, "nacked")
@@ -419,17 +429,8 @@ class Publisher:
             return
         if link is None or link.in_flight == 0 or engine.is_blocked:
             self._last_progress_at = now
-            if self._is_stalled:
-                self._is_stalled = False
-                engine.readiness.remove("stalled")
             return
         silent_s = now - self._last_progress_at
-        if silent_s < engine.settings.confirm_timeout_s:
-            return
-        if not self._is_stalled:
-            self._is_stalled = True
-            engine.readiness.add("stalled", f"no confirm for {silent_s:.0f} s")
-            engine.log.error("confirms_stalled", in_flight=link.in_flight, seconds=round(silent_s))
         if silent_s >= self._rebuild_after_s:
             doubled = self._rebuild_after_s * 2
             self._rebuild(link, silent_s, "silent")

@@ -132,9 +132,7 @@ class Reader:
             await self._take_up()
         # Also of a relay without shards (nobody has any while the broker is away): its gauges tell what piles up.
         await self._housekeeping.turn()
-        if not engine.reading.cursors:
-            return poll_interval_s
-        if engine.is_paused:
+        if not engine.reading.cursors or engine.is_paused:
             # Nobody looks for writers meanwhile.
             engine.metrics.late_commit_writers = engine.metrics.oldest_writer_age_seconds = None
             engine.metrics.backpressure.set("bytes", False, engine.clock.now())

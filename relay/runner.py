@@ -63,8 +63,9 @@ class Runner:
         self._session_end = Signal()
         self._parts: list[asyncio.Task[Any]] = []
         self._lost_why = ""
+        self._has_been_up = False
         readiness.add("database", "connecting")
-        readiness.add("broker", "connecting")
+        readiness.add("broker", "waits for the database")
 
     # ------------------------------------------------------------ for the daemon and tests
 
@@ -139,7 +140,6 @@ class Runner:
             engine.lose_sessions()
             await engine.outbox.close()
             failures = 0 if engine.clock.now() - opened_at > 10.0 else failures + 1
-            engine.metrics.reconnects["database"] += 1
             self._note_down("database", ended_by)
             await engine.clock.sleep(reconnect_backoff(failures, engine.random.random()))
 
@@ -183,6 +183,13 @@ class Runner:
     def _note_up(self) -> None:
         engine = self._engine
         engine.metrics.connected["database"] = True
+        if self._has_been_up:
+            engine.metrics.reconnects["database"] += 1
+        else:
+            self._has_been_up = True
+            # Only from now on is it tried, and only now does its absence count (L6).
+            engine.broker_lost_at = engine.clock.now()
+            engine.readiness.add("broker", "connecting")
         engine.metrics.backpressure.set("database_down", False, engine.clock.now())
         engine.readiness.remove("database")
         engine.readiness.remove("schema")
@@ -213,7 +220,7 @@ class Runner:
             link = engine.link
             engine.metrics.in_flight_messages = 0 if link is None else link.in_flight
             engine.metrics.in_flight_bytes = engine.chains.in_flight_bytes()
-            engine.metrics.shards_owned = len(engine.leases)
+            engine.metrics.shards_owned = engine.leases.standing(engine.clock.now())
             await engine.clock.sleep(WATCH_INTERVAL_S)
 
     # ------------------------------------------------------------ stopping

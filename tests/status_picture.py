@@ -33,7 +33,7 @@ def example() -> View:
         backlog_estimated=False,
         oldest_pending_age_seconds=42.7,
         pending_rows=1827,
-        deferred_rows=1,
+        deferred_rows=311,
         next_due_in_seconds=18.4,
         scheduled_rows=310,
         held_rows=12,

@@ -95,6 +95,15 @@ def test_a_histogram_counts_like_its_definition(values: list[float]) -> None:
     assert sum(at_once.counts) == len(values)
 
 
+def test_a_time_that_is_none_leaves_the_sum_alone() -> None:
+    """One row whose created_at was -infinity: the sum was infinite for the rest of the process's life, each rate NaN."""
+    histogram = Histogram(SECONDS_BUCKETS)
+    histogram.observe_many([float("inf"), 0.5])
+    histogram.observe_many([float("-inf"), 0.25, -1.0])
+    histogram.observe_many([float("inf")])
+    assert (sum(histogram.counts), histogram.sum) == (3, 0.75)
+
+
 def test_the_contracts_buckets() -> None:
     assert SECONDS_BUCKETS[0] == 0.0005
     assert SECONDS_BUCKETS[-1] >= 120

@@ -100,6 +100,10 @@ class Leases:
             # One by one: a shard that the next renewal skips may be taken at once, its session being gone.
             lease.until = float("-inf")
 
+    def standing(self, now: float) -> int:
+        """How many leases stand at boot-time `now`; one that ran out, or whose session is gone, may be another's."""
+        return 0 if self._is_suspended else sum(now < lease.until for lease in self._held.values())
+
     def writable(self, now: float) -> list[bool]:
         """By shard, whether something may be published for it at boot-time `now` (L3, L4, L5)."""
         flags = [False] * SHARDS

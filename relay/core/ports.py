@@ -287,7 +287,8 @@ class Discarded:
 
 @dataclass(frozen=True, slots=True)
 class Backlog:
-    """The table's state for gauges and `relay status`; counts up to 100,000, then estimated."""
+    """The table's state for the gauges; counts up to 100,000, then estimated. The scheduled rows are among the deferred
+    ones, and the backlog has neither them nor the parked."""
 
     backlog_rows: int
     is_estimated: bool

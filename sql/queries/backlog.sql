@@ -40,6 +40,7 @@ WITH moment AS MATERIALIZED (SELECT statement_timestamp() AS now),
                min(since) FILTER (WHERE aside IN ('deferred', 'held') AND isfinite(since)) AS since
           FROM waiting)
 SELECT (SELECT count(*) FILTER (WHERE is_due) FROM pending) AS pending,
+       (SELECT count(*) FILTER (WHERE NOT is_due) FROM pending) AS unread_scheduled,
        (SELECT count(*) > 100000 FROM pending) AS is_capped,
        CASE WHEN (SELECT count(*) > 100000 FROM pending) THEN ({backlog_estimate}) END AS estimate,
        c.rows > 100000 AS is_aside_capped, c.deferred, c.parked + faults.rows AS parked, c.held, c.scheduled, c.held_keys,

@@ -77,6 +77,16 @@ def test_nothing_is_written_after_a_lost_session_until_the_shard_was_renewed() -
     assert writable(leases, 101.2) == [3, 4]
 
 
+def test_a_lease_that_ran_out_or_lost_its_session_does_not_stand() -> None:
+    """`relay_shards_owned` showed 64 while the database was away, and beside another relay that had taken them."""
+    leases = held(3, 4)
+    assert leases.standing(101.0) == 2
+    leases.on_renewal(renewal({3: (1, 0), 4: (1, 0)}, renewed=[4]), sent_at=103.0)
+    assert leases.standing(106.0) == 1
+    leases.suspend()
+    assert leases.standing(103.0) == 0
+
+
 def test_a_floor_is_taken_as_stored_even_where_it_fell() -> None:
     """R5: a crash under asynchronous commit took back what had been settled, and the floor with it."""
     leases = held(3)

@@ -186,6 +186,52 @@ async def test_a_mute_broker_is_stalled_and_much_later_its_link_is_rebuilt_with_
     assert waited == [300.0, 600.0]
 
 
+async def test_a_broker_that_only_nacks_is_stalled_until_it_takes_something() -> None:
+    """Its one queue was full: due rows went nowhere for hours, and /readyz said that all was well."""
+    parts = Parts(EngineSettings(confirm_timeout_s=30.0))
+    row = make_row(1)
+    parts.engine.admit([row])
+    parts.turn()
+    for second in range(40):
+        if row.id in parts.link.open:
+            parts.link.nack(row)
+        parts.pass_time(1.0)
+        parts.publisher.watch()
+        parts.turn()
+        assert ("stalled" in dict(parts.engine.readiness.reasons)) == (second >= 29), second
+    assert dict(parts.engine.readiness.reasons)["stalled"] == "nothing but nacks for 30 s"
+    parts.engine.link = parts.link
+    parts.publisher.on_returned([])
+    assert "stalled" not in dict(parts.engine.readiness.reasons)
+
+
+async def test_nacked_rows_that_another_relay_took_stall_this_one_no_longer() -> None:
+    parts = Parts(EngineSettings(confirm_timeout_s=30.0))
+    parts.publisher.on_nacked([])
+    stalled = []
+    for _ in range(80):
+        parts.pass_time(1.0)
+        parts.publisher.watch()
+        await turns(3)
+        parts.engine.link = parts.link
+        stalled.append("stalled" in dict(parts.engine.readiness.reasons))
+    assert (stalled.index(True), stalled.count(True), stalled[-1]) == (30, 30, False)
+
+
+async def test_due_rows_that_may_not_be_published_stall_too() -> None:
+    """The window was full of rows whose marks the database refused: nothing in flight, nothing confirmed, and ready."""
+    parts = Parts(EngineSettings(confirm_timeout_s=30.0))
+    parts.link.takes_max = 0
+    parts.engine.admit([make_row(1)])
+    for _ in range(31):
+        parts.pass_time(1.0)
+        parts.publisher.watch()
+    assert dict(parts.engine.readiness.reasons)["stalled"] == "no confirm for 30 s"
+    parts.engine.is_paused = True
+    parts.publisher.watch()
+    assert "stalled" not in dict(parts.engine.readiness.reasons), "said by `paused`"
+
+
 async def test_a_link_on_which_everything_is_nacked_is_rebuilt_with_doubling_and_without_copies() -> None:
     """RabbitMQ 3.10 nacks all that a channel sends which met a quorum queue without a leader, long after it has one."""
     parts = Parts()

@@ -49,6 +49,19 @@ async def test_a_purge_that_is_refused_stops_no_reading() -> None:
     assert len(parts.outbox.calls("purge")) == 1
 
 
+async def test_a_relay_without_shards_says_nothing_of_writers() -> None:
+    """It looks for none: the number of the last look stood there for as long as it had no broker."""
+    parts = reading_parts(check=Check(1, [], 0.0))
+
+    async def looked() -> tuple[int | None, float | None]:
+        await parts.reader._turn()
+        return parts.engine.metrics.late_commit_writers, parts.engine.metrics.oldest_writer_age_seconds
+
+    assert await looked() == (0, 0.0)
+    parts.engine.lose_shard(0)
+    assert await looked() == (None, None)
+
+
 async def test_a_page_that_is_too_much_for_its_timeout_is_asked_for_in_parts() -> None:
     """Five hundred compressed rows of 5 MiB on a busy machine: each page met its statement timeout, and no row was ever
     read."""

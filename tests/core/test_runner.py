@@ -109,6 +109,38 @@ async def test_an_answer_that_has_come_when_the_sessions_are_lost_is_void() -> N
         assert relay.link.sent == []
 
 
+async def test_a_reconnect_counts_once_it_is_made() -> None:
+    relay = RunningRelay(check=Check(1, [], 5000.0), page=Page([], []))
+    reconnects = relay.engine.metrics.reconnects
+    async with relay_running(relay):
+        await eventually(lambda: len(relay.broker.links) == 1)
+        assert reconnects == {"database": 0, "broker": 0}
+        del relay.outbox.answers["open"]
+        relay.outbox.on_lost("the server went away")
+        call = await relay.outbox.called("open")
+        assert reconnects["database"] == 0, "it is away still"
+        call.answer(INFO)
+        await eventually(lambda: reconnects["database"] == 1)
+        relay.link.cut()
+        assert reconnects["broker"] == 0
+        await eventually(lambda: len(relay.broker.links) == 2)
+        assert reconnects == {"database": 1, "broker": 1}
+
+
+async def test_the_broker_is_not_said_to_be_away_before_it_was_tried() -> None:
+    """A sidecar that waited for its schema for a minute left the fair share at once: `fair_share_left`, reason broker."""
+    relay = RunningRelay(check=Check(1, [], 5000.0), page=Page([], []))
+    del relay.outbox.answers["open"]
+    async with relay_running(relay):
+        call = await relay.outbox.called("open")
+        assert dict(relay.readiness.reasons)["broker"] == "waits for the database"
+        relay.clock.time += 3600.0
+        call.answer(INFO)
+        await eventually(lambda: bool(relay.outbox.calls("renew")))
+        assert relay.engine.is_available
+        await eventually(lambda: relay.readiness.is_ready)
+
+
 async def test_a_stop_settles_what_is_in_flight_and_gives_the_shards_back() -> None:
     relay = RunningRelay(check=Check(2, [], 5000.0), leave=None)
     one, two = make_row(1), make_row(2)

@@ -156,6 +156,8 @@ async def test_case_31_the_grace_runs_out(site: Site, rabbit_server: RabbitServe
         rabbit_server.thaw()
     assert "unsettled" in daemon.text()
     assert '"grace_s":1.0' in daemon.text()
+    assert daemon.events()[-1]["event"] == "exited"
+    assert daemon.events()[-1]["exit_code"] == 4
     assert "Traceback" not in daemon.text()
 
 

@@ -549,7 +549,7 @@ class FakeOutbox(Settling):
             backlog_rows=len(pending),
             is_estimated=False,
             oldest_pending_age_s=max((database.now() - row.created_at for row in pending), default=None),
-            deferred_rows=asides.count(Aside.DEFERRED),
+            deferred_rows=asides.count(Aside.DEFERRED) + asides.count(Aside.SCHEDULED),
             parked_rows=asides.count(Aside.PARKED),
             held_rows=len(held),
             held_keys=len({row.key for row in held}),

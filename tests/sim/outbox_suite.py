@@ -534,7 +534,8 @@ async def case_a_scheduled_row_waits_and_holds_nobody(table: Table) -> None:
     assert [row.id for row in settled.done] == [id_]
     settled = await outbox.settle(Settlement(fences=fenced(claims, rows[1:]), tested=rows[1:]))
     assert [row.id for row in settled.unblocked] == [rows[1].id]
-    assert (await outbox.backlog()).scheduled_rows == 1
+    backlog = await outbox.backlog()
+    assert (backlog.deferred_rows, backlog.scheduled_rows) == (1, 1)
 
 
 async def case_a_row_without_key_has_no_blocker(table: Table) -> None:
