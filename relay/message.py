@@ -63,6 +63,7 @@ class Row:
     content_type, content_encoding, exchange, routing_key, correlation_id, causation_id,
     producer, traceparent, tracestate, priority, mandatory, expires_at, available_at (both as
     epoch seconds). `headers` is the JSON text of the row's headers, `None` when there are none.
+    Shard, seq, id and type are always given, except by `relay/rows.py`, which fills in a blank row.
     """
 
     __slots__ = (
@@ -91,10 +92,10 @@ class Row:
 
     def __init__(
         self,
-        shard: int,
-        seq: int,
-        id: str,
-        event_type: str,
+        shard: int = 0,
+        seq: int = 0,
+        id: str = "",
+        event_type: str = "",
         *,
         ctid: Ctid | None = None,
         aggregate_type: str | None = None,

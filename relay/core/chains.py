@@ -25,26 +25,30 @@ from bisect import bisect_left
 from collections import deque
 from collections.abc import Iterable, Sequence
 from heapq import heappop, heappush
+from typing import Final
 
 from relay.core.holding import Holding
 from relay.core.ports import SHARDS
 from relay.core.settings import Ordering
 from relay.message import Aside, Ctid, Key, Row, State
 
-_WAITING = State.WAITING
-_READY = State.READY
-_IN_FLIGHT = State.IN_FLIGHT
-_BACKOFF = State.BACKOFF
-_SETTLING = State.SETTLING
-_TESTING = State.TESTING
-_FORGOTTEN = State.FORGOTTEN
+_WAITING: Final = State.WAITING
+_READY: Final = State.READY
+_IN_FLIGHT: Final = State.IN_FLIGHT
+_BACKOFF: Final = State.BACKOFF
+_SETTLING: Final = State.SETTLING
+_TESTING: Final = State.TESTING
+_FORGOTTEN: Final = State.FORGOTTEN
 
 
-class Chain(list[Row]):
+class Chain:
     """The unconfirmed rows of one key, by seq; `flying` of them are in flight. A row in it names it (`row.chain`)."""
 
-    __slots__ = ("flying",)
-    flying: int
+    __slots__ = ("flying", "rows")
+
+    def __init__(self, row: Row) -> None:
+        self.rows = [row]
+        self.flying = 0
 
 
 class Chains:
@@ -175,13 +179,12 @@ class Chains:
                 row.state = _WAITING
             chain = chains.get(key)
             if chain is None:
-                chain = chains[key] = row.chain = Chain((row,))
-                chain.flying = 0
+                chain = chains[key] = row.chain = Chain(row)
                 if not is_suspect:
                     row.state = _READY
                     self._ready.append(row)
-            elif chain[-1].seq < row.seq:
-                chain.append(row)
+            elif chain.rows[-1].seq < row.seq:
+                chain.rows.append(row)
                 row.chain = chain
                 if not self._is_strict:
                     lengthened[id(chain)] = chain
@@ -199,10 +202,10 @@ class Chains:
 
     def _insert(self, chain: Chain, row: Row) -> None:
         """A lower seq that came later goes next (I3); what stood ready behind it waits again."""
-        at = bisect_left(chain, row.seq, key=_seq)
-        chain.insert(at, row)
+        at = bisect_left(chain.rows, row.seq, key=_seq)
+        chain.rows.insert(at, row)
         row.chain = chain
-        demoted = [later for later in chain[at + 1 :] if later.state is _READY]
+        demoted = [later for later in chain.rows[at + 1 :] if later.state is _READY]
         for later in demoted:
             later.state = _WAITING
             self.wanted.pop(later.seq, None)
@@ -217,8 +220,7 @@ class Chains:
             return
         chain = self._chains.get(row.key)
         if chain is None:
-            chain = self._chains[row.key] = row.chain = Chain((row,))
-            chain.flying = 0
+            chain = self._chains[row.key] = row.chain = Chain(row)
         else:
             self._insert(chain, row)
 
@@ -227,11 +229,11 @@ class Chains:
         chain = row.chain
         assert chain is not None
         row.chain = None
-        if chain[0] is row:
-            del chain[0]
+        if chain.rows[0] is row:
+            del chain.rows[0]
         else:
-            del chain[bisect_left(chain, row.seq, key=_seq)]
-        if chain:
+            del chain.rows[bisect_left(chain.rows, row.seq, key=_seq)]
+        if chain.rows:
             return chain
         assert row.key is not None
         del self._chains[row.key]
@@ -252,12 +254,12 @@ class Chains:
     def _advance(self, chain: Chain) -> None:
         """Make ready what P1 allows."""
         if self._is_strict:
-            head = chain[0]
+            head = chain.rows[0]
             if chain.flying == 0 and head.state is _WAITING:
                 head.state = _READY
                 self._ready.append(head)
             return
-        for row in chain:
+        for row in chain.rows:
             if row.state is _WAITING:
                 row.state = _READY
                 self._ready.append(row)
@@ -356,14 +358,14 @@ class Chains:
             confirmed.append(row)
             if (chain := row.chain) is None:
                 continue
-            if len(chain) == 1:
+            if len(chain.rows) == 1:
                 # Nearly always: nobody waits behind it.
                 row.chain = None
                 del chains[row.key]  # type: ignore[arg-type]
                 continue
             chain.flying -= 1
             if self._leave(row) is not None and is_strict and chain.flying == 0:
-                head = chain[0]
+                head = chain.rows[0]
                 if head.state is _WAITING:
                     head.state = _READY
                     ready.append(head)
@@ -412,7 +414,7 @@ class Chains:
                 continue
             self._land(row)
             chain = row.chain
-            if chain is not None and self._is_strict and chain[0] is not row:
+            if chain is not None and self._is_strict and chain.rows[0] is not row:
                 row.state = _WAITING
                 self._advance(chain)
                 continue
@@ -444,7 +446,7 @@ class Chains:
         # Without holding it stays at its place until the commit is acknowledged (H7).
         if chain is None or not holds:
             return followers
-        followers = [later for later in chain if later.seq > row.seq and later.state in _MOVABLE]
+        followers = [later for later in chain.rows if later.seq > row.seq and later.state in _MOVABLE]
         for later in followers:
             self._leave_backoff(later)
             self.wanted.pop(later.seq, None)
@@ -452,8 +454,8 @@ class Chains:
             later.chain = None
         # It blocks nobody from here: those behind it went with it, newcomers are tested.
         row.chain = None
-        chain[:] = [each for each in chain if each.chain is not None]
-        if chain:
+        chain.rows[:] = [each for each in chain.rows if each.chain is not None]
+        if chain.rows:
             self._advance(chain)
         else:
             assert row.key is not None
@@ -471,7 +473,7 @@ class Chains:
 
     def has_no_followers(self, row: Row) -> bool:
         """Whether a released row goes alone: nothing of its key is here beside it, and it needs no test."""
-        return row.chain is not None and len(row.chain) == 1 and row.state is not _TESTING and row in self
+        return row.chain is not None and len(row.chain.rows) == 1 and row.state is not _TESTING and row in self
 
     def drop_followers(self, row: Row) -> bool:
         """The row is aside, or goes there, and will not be sent from here: rows above it that were aside when they were
@@ -479,15 +481,18 @@ class Chains:
         chain = self._chains.get(row.key) if row.key is not None and self._is_ordered else None
         if chain is None:
             return False
-        gone = [later for later in chain if later.seq > row.seq and later.aside is not None and later.state in _MOVABLE]
+        gone = [
+            later for later in chain.rows if later.seq > row.seq and later.aside is not None and later.state in _MOVABLE
+        ]
         self._forget_all(gone)
         return bool(gone)
 
     def test_behind(self, row: Row) -> list[Row]:
         """The row was tested and holds its key from now on, for a lower one came back beneath it: those above it that came
         when the key was free must not go before it, and are tested too (H2)."""
-        chain = row.chain
-        behind = [later for later in chain or () if later.seq > row.seq and later.state in _UNTESTED]
+        if (chain := row.chain) is None:
+            return []
+        behind = [later for later in chain.rows if later.seq > row.seq and later.state in _UNTESTED]
         for later in behind:
             self._leave_backoff(later)
             self.wanted.pop(later.seq, None)

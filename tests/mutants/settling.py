@@ -71,7 +71,7 @@ MUTANTS = (
         (
             edit(
                 "relay.core.chains:Chains._insert",
-                ("[later for later in chain[at + 1 :] if later.state is _READY]", "[]"),
+                ("[later for later in chain.rows[at + 1 :] if later.state is _READY]", "[]"),
             ),
         ),
     ),
