@@ -101,7 +101,7 @@ class Keeper:
             # New sessions: everything of ours is read again from the floors as stored (R5).
             self._is_first = False
             kept = [lease for lease in engine.leases.all() if lease.giving_since is None]
-            self._take_up([Claim(lease.shard, lease.epoch, lease.floor) for lease in kept])
+            self._take_up([lease.claim() for lease in kept])
         if renewal.is_paused != engine.is_paused:
             engine.is_paused = renewal.is_paused
             engine.log.info("paused" if renewal.is_paused else "resumed")
@@ -149,7 +149,7 @@ class Keeper:
             if not is_forced and now - since > engine.settings.lease_s and not engine.chains.is_idle(lease.shard):
                 # Taking too long (a mute broker): keep it and try later, rather than cause copies (L5).
                 engine.leases.keep(lease.shard, now)
-                self._take_up([Claim(lease.shard, lease.epoch, lease.floor)])
+                self._take_up([lease.claim()])
         if engine.is_available and not engine.is_stopping:
             self.give(engine.leases.surplus(renewal, now))
 

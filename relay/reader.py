@@ -265,9 +265,11 @@ class Reader:
         engine = self._engine
         claims = list(engine.claimed)
         epochs = {claim.shard: claim.epoch for claim in claims if claim.has_other_policy}
-        if epochs and not await engine.outbox.apply_policy(epochs, POLICY_ROWS):
-            engine.to_read.set()
-            return
+        if epochs:
+            if not await engine.outbox.apply_policy(epochs, POLICY_ROWS):
+                engine.to_read.set()
+                return
+            engine.leases.on_policy(epochs)
         for claim in claims:
             if claim not in engine.claimed:
                 continue  # Lost or given away meanwhile.

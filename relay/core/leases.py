@@ -7,7 +7,7 @@ deadline, and a deadline counts from *before* the renewal was sent.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from relay.core.ports import SHARDS, Claim, Renewal
@@ -27,6 +27,12 @@ class Lease:
     giving_since: float | None = None
     kept_until: float = float("-inf")
     """After a hand-over that took too long: not given again before."""
+    has_other_policy: bool = False
+    """Its parked rows have not got our `RELAY_ON_PARKED` yet (L1): new sessions begin with that again."""
+
+    def claim(self) -> Claim:
+        """To take the shard up anew, from the floor as stored."""
+        return Claim(self.shard, self.epoch, self.floor, has_other_policy=self.has_other_policy)
 
 
 class Leases:
@@ -66,7 +72,16 @@ class Leases:
         """`sent_at`: boot-time seconds before the claim was sent."""
         for claim in claims:
             until = sent_at + self._lease_s - self._margin_s
-            self._held[claim.shard] = Lease(claim.shard, claim.epoch, until, claim.floor)
+            self._held[claim.shard] = Lease(
+                claim.shard, claim.epoch, until, claim.floor, has_other_policy=claim.has_other_policy
+            )
+
+    def on_policy(self, epochs: Mapping[int, int]) -> None:
+        """The parked rows of these shards, claimed under these epochs, have our policy."""
+        for shard, epoch in epochs.items():
+            lease = self._held.get(shard)
+            if lease is not None and lease.epoch == epoch:
+                lease.has_other_policy = False
 
     def on_renewal(self, renewal: Renewal, sent_at: float) -> list[int]:
         """Extend what was renewed; returns the shards that are lost, already forgotten here."""

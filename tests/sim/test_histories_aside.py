@@ -298,3 +298,25 @@ def test_an_owner_of_another_policy_rewrites_it() -> None:
         world.rabbit.route("nowhere", True)
 
     play(script, settings(parks=True))
+
+
+def test_an_owner_of_another_policy_rewrites_it_in_its_next_life_too() -> None:
+    """1 is parked under `hold`, 2 held; a relay with `continue` takes over, loses its sessions before it has rewritten 1, and
+    finds its leases as they were: else 2 waits until the shard changes hands."""
+
+    async def script(world: World) -> None:
+        relay = world.start()
+        a1, a2 = failing_head(world)
+        await is_aside(world, a1, "parked")
+        relay.kill()
+        world.oracle.rules.parked_holds = False
+        second = world.start(settings=settings(parks=True, continues=True))
+        stop = world.stop_at("apply_policy", relay=second)
+        call = await stop.reached()
+        world.database.terminate(call.session, "terminated by an administrator")
+        stop.resume()
+        await world.delivered(a2, timeout_s=10.0)
+        assert world.database.shards[0].epoch == 2
+        world.rabbit.route("nowhere", True)
+
+    play(script, settings(parks=True))
