@@ -20,6 +20,7 @@ from struct import Struct
 from typing import Any, Final
 
 from relay.broker.fields import I64, U8, U16, U32, U64, field, long, own_headers, short, utf8
+from relay.broker.unforeseen import of_the_row
 from relay.envelope import envelope, instant, iso_second
 from relay.errors import MessageInvalid
 from relay.message import DEFAULT_CONTENT_TYPE, PayloadType, Row
@@ -157,15 +158,15 @@ class Encoder:
                     out += (body_head, U32(length), body, _END)
             else:
                 at += 1
-        except (MessageInvalid, UnicodeEncodeError):
-            # `encode` says what is wrong with it.
-            pass
+        except Exception:  # noqa: BLE001 - `encode` meets it again, and says what is wrong with that row
+            return at - first, total
         return at - first, total
 
+    @of_the_row
     def encode(self, row: Row, database_now: Callable[[], float]) -> tuple[str, bytes]:
         """(exchange, frames) of any row; `database_now` is asked, in epoch seconds, only if the row expires.
 
-        Raises MessageInvalid with failure class `invalid`, `expired` or `too_large`.
+        Raises MessageInvalid with failure class `invalid`, `expired`, `too_large` or `unknown`.
         """
         assert row.is_loaded, "the body is fetched before the row goes"
         rare = row.rare or {}

@@ -20,6 +20,7 @@ import orjson
 
 from relay.broker.encode import expiration
 from relay.broker.fields import header_object
+from relay.broker.unforeseen import of_the_row
 from relay.envelope import envelope, instant, iso
 from relay.errors import MessageInvalid
 from relay.message import DEFAULT_CONTENT_TYPE, PayloadType, Row
@@ -41,10 +42,11 @@ class LineEncoder:
         self._is_plain = self._envelope.content_type is None
         self._is_json = not self._is_plain or payload_type in _JSON_TYPES
 
+    @of_the_row
     def encode(self, row: Row, database_now: Callable[[], float]) -> bytes:
         """The row's line with its line break; `database_now` is asked, in epoch seconds, only if the row expires.
 
-        Raises MessageInvalid with failure class `invalid` or `expired`.
+        Raises MessageInvalid with failure class `invalid`, `expired` or `unknown`.
         """
         assert row.is_loaded, "the body is fetched before the row goes"
         exchange, routing_key = self._router.route(row)
