@@ -11,6 +11,9 @@ from .climate import Climate, source
 from .tables import DbRow, Transaction, TransactionGone
 from .world import World
 
+UNENCODABLE = ("invalid", "too_large", "unknown")
+"""Event types over which a row fails before anything is sent; they are named after its failure class."""
+
 PATIENCE_S = 5.0
 """In a history in which nothing fails, and rows are rare, each is delivered so soon."""
 
@@ -25,6 +28,7 @@ class Actors:
         self._world = world
         self._climate = climate
         self._end = end
+        self._kinds = source(world.seed, "what cannot be encoded")
         self._guards = [asyncio.Lock() for _ in range(climate.keys // 2)]
 
     @property
@@ -103,7 +107,7 @@ class Actors:
         if roll < self._climate.flaky_share:
             columns["event_type"] = "flaky"
         elif roll > 0.95 and self._climate.has_poison:
-            columns["event_type"] = poison
+            columns["event_type"] = self._kinds.choice(UNENCODABLE) if poison == "invalid" else poison
         if rng.random() < 0.05:
             columns["available_in_s"] = rng.choice([-1.0, 0.01, 0.5, 2.0])
         return columns

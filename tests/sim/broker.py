@@ -6,7 +6,7 @@ confirm follows, alone or under a covering `multiple`, in any order of tags. A c
 pipe and whatever was said and not heard; the copies that had arrived stay in the queue.
 
 The routing key is the row's event type: without a route while in `unroutable` (mandatory: returned);
-`invalid` cannot be encoded, `expired` is past its deadline; over `refused` the broker closes the channel, over
+`invalid`, `too_large` and `unknown` cannot be encoded, `expired` is past its deadline; over `refused` the broker closes the channel, over
 `refused_all` the connection, and the channel over any message while the exchange is gone: what was on it before is
 kept and what comes after is not looked at, no confirm follows for either. An alarm stops the reading at once, and is
 told to those who publish meanwhile. A listener is never called from within `publish`.

@@ -23,8 +23,8 @@ from .loop import OUTSIDE, Process
 from .oracle import Outcome
 
 REFUSAL = "403 ACCESS_REFUSED - it says so"
-UNSENDABLE = ("invalid", "expired")
-"""Event types that the encoder refuses."""
+UNSENDABLE = ("invalid", "too_large", "expired", "unknown")
+"""Event types that the encoder refuses, named after the failure class."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,7 +26,7 @@ from .wire import Call, Network, Stop
 
 T = TypeVar("T")
 
-HOPELESS = ("invalid", "expired", "refused", "refused_all")
+HOPELESS = ("invalid", "too_large", "expired", "unknown", "refused", "refused_all")
 """Event types that can never be delivered."""
 
 
