@@ -154,7 +154,7 @@ class HttpServer:
     """Serves the three endpoints once started. Raises ListenFailed (exit code 2) when the address cannot be bound.
 
     `numbers` are the relay's metrics, or a collector of others. `redact` is applied to the details of /readyz. `port` is
-    the real one, also where 0 was asked for.
+    the real one, also where 0 was asked for. `variable` is the setting that an error names.
     """
 
     def __init__(
@@ -165,8 +165,10 @@ class HttpServer:
         heartbeat: Heartbeat,
         *,
         redact: Callable[[str], str] = str,
+        variable: str = "RELAY_LISTEN",
     ) -> None:
         self._address = address
+        self._variable = variable
         self._readiness = readiness
         self._heartbeat = heartbeat
         self._redact = redact
@@ -179,7 +181,7 @@ class HttpServer:
     def start(self) -> None:
         """Bind, listen and serve from a thread of its own."""
         assert self._server is None, "started twice"
-        self._server = _Server(self._address, self._answer)
+        self._server = _Server(self._address, self._answer, self._variable)
         # serve_forever looks for its end this often; four times a second costs nothing that can be measured.
         self._thread = threading.Thread(target=self._server.serve_forever, args=(0.25,), name="relay-http", daemon=True)
         self._thread.start()
@@ -229,7 +231,9 @@ class _Server(ThreadingMixIn, TCPServer):
     allow_reuse_address = True
     request_queue_size = 64
 
-    def __init__(self, address: ListenAddress, answer: Callable[[str, str], tuple[int, str, bytes]]) -> None:
+    def __init__(
+        self, address: ListenAddress, answer: Callable[[str, str], tuple[int, str, bytes]], variable: str
+    ) -> None:
         self.answer = answer
         self._open: deque[socket.socket] = deque()
         self._lock: Final = threading.Lock()
@@ -240,7 +244,7 @@ class _Server(ThreadingMixIn, TCPServer):
         except OSError as error:
             raise ListenFailed(
                 f"cannot listen on {address}: {error.strerror or error}",
-                hint="another process has the port, or RELAY_LISTEN names an address that is not this machine's",
+                hint=f"another process has the port, or {variable} names an address that is not this machine's",
             ) from error
 
     def server_bind(self) -> None:

@@ -136,12 +136,13 @@ def serving(
     readiness: Readiness,
     heartbeat: Heartbeat,
     redact: Callable[[str], str],
+    variable: str = "RELAY_LISTEN",
 ) -> Iterator[int | None]:
     """The HTTP server during the block; its port, None where there is no address. Raises ListenFailed."""
     if listen is None:
         yield None
         return
-    server = HttpServer(listen, numbers, readiness, heartbeat, redact=redact)
+    server = HttpServer(listen, numbers, readiness, heartbeat, redact=redact, variable=variable)
     server.start()
     try:
         yield server.port

@@ -79,12 +79,13 @@ async def _live(config: Config, log: logs.Log) -> None:
         random.Random(random.SystemRandom().getrandbits(64)),
         log,
     )
-    errands = [lambda: _watch(mailbox, shared), lambda: _purge(config, metrics, log)]
+    errands = [lambda: _watch(mailbox, shared), lambda: _purge(config, mailbox, metrics, log)]
     station = Station(
         shared, config.inbox_amqp_urls, mailbox, lambda life, lane: Scribe(shared, life, lane, mailbox), errands
     )
     collector = TableCollector(METRICS, metrics)
-    with serving(config.inbox_listen, collector, readiness, heartbeat, config.redactor.redact) as port:
+    redact, variable = config.redactor.redact, "RELAY_INBOX_LISTEN"
+    with serving(config.inbox_listen, collector, readiness, heartbeat, redact, variable) as port:
         log.info("started", version=__version__, table=config.inbox_table, queue=queue, http_port=port)
         await Lifecycle(station, log, heartbeat, config.shutdown_grace_s).live()
 
@@ -121,13 +122,19 @@ async def _reopen(mailbox: Mailbox, shared: Shared) -> bool:
     return False
 
 
-async def _purge(config: Config, metrics: InboxMetrics, log: logs.Log) -> None:
+async def _purge(config: Config, mailbox: Mailbox, metrics: InboxMetrics, log: logs.Log) -> None:
     statement = fill(sql_file("inbox/mailbox_purge.sql"), names_of(config.inbox_table))
 
     def count(rows: int) -> None:
         metrics.forgotten += rows
 
     while True:
+        try:
+            await mailbox.check()
+        except RelayError:
+            # No table, no database, no right to write: `_watch` and the station say so.
+            await asyncio.sleep(GAUGE_INTERVAL_S)
+            continue
         try:
             age = timedelta(seconds=config.inbox_retention_s)
             await retention.forget(config.inbox_database(), statement, (age,), on_batch=count)

@@ -299,6 +299,8 @@ async def test_servers_that_come_late_are_waited_for(inbox: Site, sidecars: Any,
     sidecar: Sidecar = sidecars()
     await eventually(lambda: sidecar.reasons() >= {"database"}, 20)
     assert "relay inbox migrate" in sidecar.text()
+    warnings = [event["event"] for event in sidecar.events() if event["level"] == "warning"]
+    assert warnings == ["consumer_waits"], "one line, with the command"
     assert sidecar.get("/livez")[0] == 200
     await inbox.database.execute("ALTER TABLE elsewhere RENAME TO inbox")
     await sidecar.ready()
@@ -317,6 +319,7 @@ async def test_wrong_settings_are_named(settings: dict[str, str]) -> None:
     taken = {**settings, "RELAY_INBOX_LISTEN": "203.0.113.1:1"}
     done = await asyncio.to_thread(lambda: command("inbox", "run", settings=taken))
     assert done.returncode == 2
+    assert "RELAY_INBOX_LISTEN names an address" in done.stderr
 
 
 async def test_a_second_signal_ends_it_at_once(inbox: Site, sidecars: Any) -> None:
