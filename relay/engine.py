@@ -67,10 +67,13 @@ class DatabaseTime:
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
         self._offset: float | None = None
+        self._least_offset = 0.0
 
     def observe(self, database_time: float, sent_at: float) -> None:
         """An answer that carried the database's time; `sent_at` boot-time seconds."""
-        self._offset = database_time - (sent_at + self._clock.now()) / 2
+        now = self._clock.now()
+        self._offset = database_time - (sent_at + now) / 2
+        self._least_offset = database_time - now
 
     @property
     def is_known(self) -> bool:
@@ -80,6 +83,11 @@ class DatabaseTime:
         """Epoch seconds by the database's clock."""
         assert self._offset is not None, "no answer of the database yet"
         return self._clock.now() + self._offset
+
+    def at_least(self) -> float:
+        """The same, but never ahead of that clock: for what must not happen too soon."""
+        assert self._offset is not None, "no answer of the database yet"
+        return self._clock.now() + self._least_offset
 
 
 @dataclass(slots=True)

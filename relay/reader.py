@@ -343,23 +343,28 @@ class Reader:
         probed = [row for row in rows if row.shard in request.probed]
         brought = self._admit([row for row in rows if row.shard not in request.probed])
         brought += self._admit([row for row in probed if row.seq not in page.blocked], known_until)
-        blocked = engine.chains.admit_blocked(row for row in probed if row.seq in page.blocked)
+        blocked = engine.chains.admit_blocked(self._put_off([row for row in probed if row.seq in page.blocked]))
         engine.test(blocked)
         return brought + len(blocked)
 
     def _admit(self, rows: list[Row], known_until: int | None = None) -> int:
-        """Rows as read from the table: those before their time go aside as scheduled (H6). `known_until`: for rows that
-        their query found free, the last settlement that it saw."""
+        """Rows as read from the table: those whose time has come. `known_until`: for rows that their query found free, the
+        last settlement that it saw."""
+        timely = self._put_off(rows)
+        return self._engine.admit(timely, known_until) + len(rows) - len(timely)
+
+    def _put_off(self, rows: list[Row]) -> list[Row]:
+        """Rows before their time go aside as scheduled, whatever holds their keys (H6): one that is held goes when its key
+        is free. Returns the others."""
         engine = self._engine
-        scheduled = [row for row in rows if row.rare is not None and "available_at" in row.rare]
-        if scheduled:
-            now = engine.database_time.now()
-            scheduled = [row for row in scheduled if row.rare is not None and row.rare["available_at"] > now]
-            early = set(scheduled)
-            rows = [row for row in rows if row not in early]
-            engine.decisions.scheduled.extend(row for row in scheduled if engine.chains.admit_scheduled(row))
-            engine.to_settle.set()
-        return engine.admit(rows, known_until) + len(scheduled)
+        dated = [row for row in rows if row.rare is not None and "available_at" in row.rare]
+        if not dated:
+            return rows
+        now = engine.database_time.at_least()
+        early = {row for row in dated if row.rare is not None and row.rare["available_at"] > now}
+        engine.decisions.scheduled.extend(row for row in dated if row in early and engine.chains.admit_scheduled(row))
+        engine.to_settle.set()
+        return [row for row in rows if row not in early]
 
     async def _read_due(self) -> int:
         engine = self._engine

@@ -377,3 +377,14 @@ async def test_a_shard_is_read_when_its_parked_rows_have_our_policy() -> None:
     await parts.reader._turn()
     assert 1 in parts.engine.reading.cursors
     assert [call.arguments[0] for call in parts.outbox.calls("apply_policy")] == [{1: 1}, {1: 1}]
+
+
+async def test_a_row_is_not_early_by_half_of_a_slow_answer() -> None:
+    """H6: when in its second of waiting the database told its time nobody knows; the row goes by the later guess."""
+    parts = reading_parts(check=Check(1, [], 0.0), page=Page([], [make_row(1, rare={"available_at": 5000.3})]))
+    database_time = parts.engine.database_time
+    database_time.observe(5000.0, parts.clock.now() - 1.0)
+    assert (database_time.at_least(), database_time.now()) == (5000.0, 5000.5)
+    await parts.reader._turn()
+    assert [row.seq for row in parts.engine.decisions.scheduled] == [1]
+    assert parts.engine.chains.ready == 0

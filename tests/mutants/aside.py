@@ -131,10 +131,24 @@ MUTANTS = (
         "H6: a scheduled row is forgotten instead of written aside",
         (
             edit(
-                "relay.reader:Reader._admit",
+                "relay.reader:Reader._put_off",
                 (
-                    "engine.decisions.scheduled.extend(row for row in scheduled if engine.chains.admit_scheduled(row))",
+                    "engine.decisions.scheduled.extend(row for row in dated if row in early and "
+                    "engine.chains.admit_scheduled(row))",
                     "pass",
+                ),
+            ),
+        ),
+    ),
+    Mutant(
+        "h6_held",
+        "H6: a row before its time that a page found held becomes held",
+        (
+            edit(
+                "relay.reader:Reader._read_page",
+                (
+                    "self._put_off([row for row in probed if row.seq in page.blocked])",
+                    "[row for row in probed if row.seq in page.blocked]",
                 ),
             ),
         ),

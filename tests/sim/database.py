@@ -289,7 +289,7 @@ class Database:
                         transaction.drawn[row.id],
                         tick,
                         row.available_at is not None and row.available_at > row.created_at,
-                        row.available_at is not None,
+                        row.available_at,
                     )
                 )
             self.commit(

@@ -10,6 +10,7 @@ Most rules are judged at the instant at which they are broken, so that a history
 - I4 a message is published again only with an excuse: no confirm of the earlier copy (nack, return, lost
   link), its relay killed, its shard taken over, or its settlement lost with the database (`published`).
 - I5 a row's attempts never exceed the returns and rejections that it had itself (`setback`).
+- H6 nothing is published before its `available_at` by the database's clock (`published`).
 - L2 a lease runs out only if something ailed its relay (`run_out`); L3, L4 nothing is written after the loss of the
   sessions was heard, nor after the lease (`published`).
 - P1 nothing is published over a row of its key that holds it in the table, but for one that this relay heard confirmed
@@ -27,6 +28,9 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from relay.message import Aside, Key, Row, State
+
+TIME_S = 1e-6
+"""A float's error in epoch seconds, and more."""
 
 
 class Violation(AssertionError):
@@ -67,8 +71,8 @@ class Entry:
     drawn: int
     committed: int
     is_scheduled: bool
-    has_date: bool = False
-    """Whether it has an `available_at`, past or not: where the clock jumps, it may count as scheduled."""
+    available_at: float | None = None
+    """Past or not: where the clock jumps, the row may count as scheduled."""
     is_alive: bool = True
     """False once its commit was lost with the database."""
     lost: int = -1
@@ -123,6 +127,7 @@ class Rules:
 class Table(Protocol):
     """What the oracle looks up in the database at the instant of a decision."""
 
+    def now(self) -> float: ...
     def owner_of(self, shard: int) -> str | None: ...
     def lower_holding(self, row: Row) -> Sequence[str]: ...
     def is_deaf(self, relay: str) -> bool: ...
@@ -318,6 +323,7 @@ class Oracle:
                     self.blame(f"P1: {relay} publishes {row.id} (seq {row.seq}) over {lower}, which holds its key")
                     break
         self._judge_alive(relay, row)
+        self._judge_time(relay, row)
         publication = Publication(row.id, relay, row.shard, tick, now, is_owned)
         self.publications.setdefault(row.id, []).append(publication)
         return publication
@@ -330,11 +336,20 @@ class Oracle:
         if not any(each.relay == relay for each in self.publications.get(row.id, ())):
             self.blame(f"R5: {relay} publishes {row.id} (seq {row.seq}), which the database has lost since")
 
+    def _judge_time(self, relay: str, row: Row) -> None:
+        """H6: nothing goes before its `available_at` by the database's clock."""
+        entry = self.entries.get(row.id)
+        if self.table is None or entry is None or entry.available_at is None or self.has_clock_jumped:
+            return
+        early_s = entry.available_at - self.table.now()
+        if early_s > TIME_S:
+            self.blame(f"H6: {relay} publishes {row.id} (seq {row.seq}) {early_s:.3f} s before its time")
+
     def _is_held_by(self, row: Row, lower: str) -> bool:
         """Not by one that an operator brought back beneath it, nor by a scheduled one, whose place is where it falls due;
         nor after the sequence was set back."""
         below = self.entries[lower]
-        is_dated = below.is_scheduled or (below.has_date and self.has_clock_jumped)
+        is_dated = below.is_scheduled or (below.available_at is not None and self.has_clock_jumped)
         return self.rules.is_ordered and row.id in self.entries and not below.is_back_beneath and not is_dated
 
     def _has_confirmed(self, relay: str, id_: str) -> bool:
@@ -393,7 +408,7 @@ class Oracle:
             and lower.committed < upper.drawn
             and lower.is_alive
             and not lower.is_discarded
-            and not (lower.is_scheduled or (lower.has_date and self.has_clock_jumped))
+            and not (lower.is_scheduled or (lower.available_at is not None and self.has_clock_jumped))
             # It never holds its key, and nobody ever gets it.
             and lower.event_type != "expired"
             and lower.released < 0

@@ -18,6 +18,7 @@ from .steps import (
     play,
     settings,
 )
+from .tables import DatabaseOptions
 from .world import World
 
 # ---------------------------------------------------------------- aside
@@ -227,6 +228,28 @@ def test_h6_a_scheduled_row_holds_nobody() -> None:
         assert world.order("a") == [a2, a1]
 
     play(script)
+
+
+def test_h6_a_scheduled_row_whose_key_is_held_when_its_shard_is_taken_up() -> None:
+    """1 is deferred; the next owner, which does not know yet what is held, reads 2 in a page that asks. As `held` it would
+    go with 1's confirm, before its time."""
+
+    async def script(world: World) -> None:
+        relay = world.start()
+        world.rabbit.route("nowhere", False)
+        for key in "bcd":
+            world.add(key, event_type="nowhere")
+        (a1,) = world.add("a", event_type="nowhere")
+        await is_aside(world, a1, "deferred")
+        relay.kill()
+        (a2,) = world.add("a", available_in_s=3.0)
+        world.start()
+        await is_aside(world, a2, "scheduled")
+        world.rabbit.route("nowhere", True)
+        await is_sent(world, a1)
+        await world.delivered(a2, timeout_s=5.0)
+
+    play(script, database=DatabaseOptions(shards_used=1, held_page_rows=1))
 
 
 def test_h7_the_next_row_waits_for_the_parks_commit() -> None:
