@@ -54,7 +54,7 @@ class Chain:
 class Chains:
     """All rows that the relay holds."""
 
-    def __init__(self, ordering: Ordering, inline_bytes: int = 8192, held_keys_max: int = 500) -> None:
+    def __init__(self, ordering: Ordering, inline_bytes: int = 8192, held_keys_max: int = 4096) -> None:
         self._inline_bytes = inline_bytes
         self._is_ordered = ordering is not Ordering.NONE
         self._is_strict = ordering is Ordering.STRICT

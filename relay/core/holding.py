@@ -14,11 +14,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
+from relay.core.held_keys import HeldKeys
 from relay.core.ports import HeldPage, Place
 from relay.message import Key
-
-_Hold = tuple[int, int]
-"""Of a held key: the settlement that held it last (-1: found by a walk), and its highest holding row's seq."""
 
 
 class Walk:
@@ -31,8 +29,8 @@ class Walk:
         self.after: Place | None = None
         """Where the next page begins; none: at the first row."""
         self.is_over = False
-        self.found: dict[int, dict[Key, int]] = {shard: {} for shard in shards}
-        """Of each held key its highest holding row; not more than are remembered."""
+        self.found = {shard: HeldKeys() for shard in shards}
+        """Not more than are remembered."""
         self._going_on: set[Key] = set()
         """Keys with the hash at which the last page ended: the next page may begin with more of their rows."""
 
@@ -53,8 +51,8 @@ class Walk:
             if page.reached is not None and held.hash == page.reached[0]:
                 going_on.add(held.key)
             found = self.found[held.shard]
-            if held.key in found or len(found) < self._keys_max:
-                found[held.key] = max(held.highest, found.get(held.key, held.highest))
+            if len(found) < self._keys_max or held.key in found:
+                found.hold(held.key, -1, held.highest)
         if page.reached is not None and began is not None and page.reached[0] == began[0]:
             # The whole page within one hash: all keys that were seen of it go on.
             going_on |= before
@@ -69,7 +67,7 @@ class _Shard:
     __slots__ = ("is_complete", "keys", "since")
 
     def __init__(self) -> None:
-        self.keys: dict[Key, _Hold] = {}
+        self.keys = HeldKeys()
         self.since = -1
         self.is_complete = True
 
@@ -103,23 +101,20 @@ class Holding:
             shard = self._shards.get(number)
             if shard is None or shard.since > walk.known_until:
                 continue
-            noted = {key: hold for key, hold in shard.keys.items() if hold[0] > walk.known_until}
-            keys: dict[Key, _Hold] = {key: (-1, highest) for key, highest in found.items()}
-            for key, (serial, highest) in noted.items():
-                keys[key] = (serial, max(highest, found.get(key, highest)))
+            noted = shard.keys.since(walk.known_until)
+            found.add(noted)
             shard.since = walk.known_until
-            shard.is_complete = len(keys) < self._keys_max
-            shard.keys = keys if shard.is_complete else noted
+            shard.is_complete = len(found) < self._keys_max
+            shard.keys = found if shard.is_complete else noted
 
     def note(self, shard: int, key: Key, seq: int, serial: int) -> None:
         """This row goes aside and holds its key, in the settlement numbered `serial`."""
         holds = self._shards.setdefault(shard, _Shard())
         # Not in order: what a settlement's tests held is noted when it is applied, and the next one has decided by then.
-        since, highest = holds.keys.get(key, (serial, seq))
-        holds.keys[key] = (max(since, serial), max(highest, seq))
+        holds.keys.hold(key, serial, seq)
         if len(holds.keys) >= self._keys_max:
             # Forgotten with all of them: also one that a later settlement holds, whose decision was noted before this.
-            holds.since = max(holds.since, *(held_in for held_in, _ in holds.keys.values()))
+            holds.since = max(holds.since, holds.keys.last_serial())
             holds.keys.clear()
             holds.is_complete = False
 
@@ -127,7 +122,7 @@ class Holding:
         """A test found that nothing below this row holds its key: the key is free, unless a holding row lies above."""
         holds = self._shards.get(shard)
         if holds is not None and (hold := holds.keys.get(key)) is not None and hold[1] < seq:
-            del holds.keys[key]
+            holds.keys.free(key)
 
     def is_known(self, shard: int) -> bool:
         """Whether every held key of the shard is remembered."""
@@ -137,7 +132,7 @@ class Holding:
     @property
     def is_any(self) -> bool:
         """Whether any key is, or may be, held."""
-        return any(shard.keys or not shard.is_complete for shard in self._shards.values())
+        return any(len(shard.keys) or not shard.is_complete for shard in self._shards.values())
 
     def may_hold(self, shard: int, key: Key, known_until: int | None) -> bool:
         """Whether a row of the key has to be tested. `known_until`: for one whose query found it free, the last

@@ -33,7 +33,7 @@ class EngineSettings:
     read_ahead_max: int = 4000
     page_span: int = 100_000
     """Seqs that a page covers at first (R2): 50 MB of table, a tenth of a second where all of them are sent."""
-    held_keys_max: int = 500
+    held_keys_max: int = 4096
     """Held keys remembered a shard (H2)."""
     in_flight_max: int = 2000
     bytes_max: int = 64 * 1024 * 1024
