@@ -17,6 +17,7 @@ from bench.errors import BenchFailed
 from bench.rig import Rig
 from relay.servers import LOOPBACK, free_port
 
+LOG_LOOK_S: Final = 0.1
 READY_TIMEOUT_S: Final = 60.0
 STOP_TIMEOUT_S: Final = 20.0
 READY_LOOK_S: Final = 0.005
@@ -90,6 +91,14 @@ class Relay:
                 return time.monotonic() - self.started_at
             time.sleep(READY_LOOK_S)
         raise self.failed(f"the relay was not ready within {READY_TIMEOUT_S:.0f} s")
+
+    def wait_until_logged(self, event: str, timeout_s: float) -> None:
+        """Raises BenchFailed."""
+        deadline = time.monotonic() + timeout_s
+        while f'"{event}"' not in self._log.read_text(errors="replace"):
+            if self._process.poll() is not None or time.monotonic() > deadline:
+                raise self.failed(f"the relay did not log {event} within {timeout_s:.0f} s")
+            time.sleep(LOG_LOOK_S)
 
     def metrics(self) -> dict[str, float] | None:
         """Every sample of /metrics, name with labels -> value; None while nobody listens. Raises BenchFailed."""

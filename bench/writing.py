@@ -86,7 +86,7 @@ def _program() -> Path:
 
 
 def _pgbench(rig: Rig, database: str, script: str, clients: int, options: Sequence[str], seconds: int) -> str:
-    path = rig.directory / "pgbench.sql"
+    path = rig.directory / f"{database}.pgbench.sql"
     path.write_text(script)
     common = ("--no-vacuum", "--protocol=prepared", "--client", str(clients), "--define", "n=0", "--file", str(path))
     outcome = subprocess.run(

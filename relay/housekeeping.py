@@ -137,7 +137,12 @@ class Housekeeping:
         if walk.is_over:
             self._walk = None
             engine.chains.holding.end(walk)
-            return max(HELD_INTERVAL_S, HELD_REST * (engine.clock.now() - self._walk_began))
+            took_s = engine.clock.now() - self._walk_began
+            if walk.is_long:
+                # Many rows are aside, and pages asked about each row until now (where there are too many: they go on).
+                asked = len(engine.chains.holding.incomplete)
+                engine.log.info("held_keys_known", keys=walk.keys, shards_asked=asked, seconds=round(took_s, 1))
+            return max(HELD_INTERVAL_S, HELD_REST * took_s)
         return max(HELD_PAUSE_S_MIN, HELD_BREATH * (engine.clock.now() - began))
 
     async def _observe_backlog(self) -> float:

@@ -29,6 +29,8 @@ class Walk:
         self.after: Place | None = None
         """Where the next page begins; none: at the first row."""
         self.is_over = False
+        self.is_long = False
+        """More than one page."""
         self.found = {shard: HeldKeys() for shard in shards}
         """Not more than are remembered."""
         self._going_on: set[Key] = set()
@@ -38,6 +40,11 @@ class Walk:
     def shards(self) -> Sequence[int]:
         """Those that are looked at."""
         return list(self.found)
+
+    @property
+    def keys(self) -> int:
+        """Held keys that were found and are remembered."""
+        return sum(map(len, self.found.values()))
 
     def take(self, page: HeldPage) -> list[tuple[int, Key]]:
         """A page's answer; returns the keys, with their shards, whose lowest holding row is held (H3)."""
@@ -58,6 +65,7 @@ class Walk:
             going_on |= before
         self.after, self._going_on = page.reached, going_on
         self.is_over = page.reached is None
+        self.is_long = self.is_long or not self.is_over
         return stuck
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from typing import Any
 
 import pytest
@@ -319,8 +320,9 @@ async def test_holds_that_are_being_written_when_a_shard_is_taken_up_are_remembe
     assert parts.link.ids == ["m1"]
 
 
-async def test_a_shard_that_held_too_many_keys_is_looked_at_again() -> None:
+async def test_a_shard_that_held_too_many_keys_is_looked_at_again(caplog: pytest.LogCaptureFixture) -> None:
     """Every row of it was tested until somebody else claimed it, though nothing was held any more."""
+    caplog.set_level(logging.INFO, "tests.parts")
     parts = reading_parts(check=Check(1, [], 0.0), page=Page([], [make_row(1)]))
     parts.engine.applied_serial = 7
     for n in range(parts.engine.settings.held_keys_max):
@@ -338,6 +340,8 @@ async def test_a_shard_that_held_too_many_keys_is_looked_at_again() -> None:
     parts.clock.time += 60.0
     await parts.reader._turn()
     assert len(parts.outbox.calls("held_keys")) == 2, "nobody asks while all is known"
+    (line,) = [record for record in caplog.records if record.message == "held_keys_known"]
+    assert line.__dict__["fields"] == {"keys": 1, "shards_asked": 0, "seconds": 1.0}
 
 
 async def test_a_shard_that_holds_too_many_keys_asks_for_its_own_rows_only() -> None:
