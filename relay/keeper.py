@@ -42,7 +42,8 @@ class Keeper:
                 # A lock or statement timeout: the leases still run for a while. Beyond that it is a fault of the
                 # session, and the runner opens new ones.
                 refusals += 1
-                self._engine.log.warning("renewal_refused", error=error)
+                if refusals == 1:
+                    self._engine.log.warning("renewal_refused", error=error)
                 if refusals >= RENEWALS_PER_LEASE:
                     raise
                 delay_s = SKIPPED_RETRY_S

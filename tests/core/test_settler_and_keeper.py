@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
+import logging
+
 import pytest
 
 from relay import settler
@@ -12,7 +15,7 @@ from relay.core.ports import (
 )
 from relay.core.settings import EngineSettings
 from relay.errors import DatabaseRefused
-from relay.keeper import LEAVING_TRIES, SKIPPED_RETRY_S, Keeper
+from relay.keeper import LEAVING_TRIES, RENEWALS_PER_LEASE, SKIPPED_RETRY_S, Keeper
 from relay.message import State
 from tests.core.parts import Parts, eventually, make_row, renewal, turns
 
@@ -233,6 +236,20 @@ async def test_a_relay_that_stops_tries_some_times_to_give_a_locked_shard(locked
     await parts.keeper.leave()
     assert len(parts.outbox.calls("release")) == tries
     assert parts.outbox.log[-1].name == "leave"
+
+
+async def test_a_renewal_that_is_refused_again_and_again_is_said_once(caplog: pytest.LogCaptureFixture) -> None:
+    """Somebody had locked the table: five lines for one life of the sessions (I8)."""
+    caplog.set_level(logging.INFO, "tests.parts")
+    parts = Parts(renew=DatabaseRefused("lock timeout"))
+    keeping = asyncio.get_running_loop().create_task(parts.keeper.run())
+    while not keeping.done():
+        parts.engine.to_renew.set()
+        await turns(1)
+    with pytest.raises(DatabaseRefused):
+        await keeping
+    assert len(parts.outbox.calls("renew")) == RENEWALS_PER_LEASE
+    assert [record.getMessage() for record in caplog.records] == ["renewal_refused"]
 
 
 async def test_without_a_broker_for_some_leases_time_the_shards_go() -> None:
