@@ -449,7 +449,9 @@ async def test_a_walk_finds_every_held_key(
         row = rows[seq]
         if row.shard in wanted and row.key is not None:
             wanted[row.shard][row.key] = seq
-    assert walk.found == wanted
+    assert {shard: len(found) for shard, found in walk.found.items()} == {s: len(keys) for s, keys in wanted.items()}
+    for shard, keys in wanted.items():
+        assert {key: walk.found[shard].get(key) for key in keys} == {key: (-1, seq) for key, seq in keys.items()}
     assert sorted(stuck) == sorted((rows[s].shard, rows[s].key) for s in (5, 7) if rows[s].shard in mine)
 
 
