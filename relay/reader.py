@@ -141,7 +141,7 @@ class Reader:
         now = engine.clock.now()
         brought = 0
         # A page that may read beyond S needs no check of now: rows come a round trip sooner.
-        is_check_due = self._is_check_due(now) and not engine.reading.must_go_on(self._readable())
+        is_check_due = self._is_check_due(now) and not (engine.reading.must_go_on(self._readable()) and self._room())
         if is_check_due and (self._must_check or not self._polls()):
             await self._check(now)
             is_check_due = False

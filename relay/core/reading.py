@@ -61,6 +61,8 @@ class Reading:
         self._span = span
         self._cut: set[int] = set()
         """Shards whose last page ended where its span did."""
+        self._partly: set[int] = set()
+        """Those, and shards whose last page was full: there is more below S."""
         self.rows_max = PAGE_ROWS_MAX
         """How many rows the next page may bring in all."""
         self._brought = 0
@@ -80,6 +82,7 @@ class Reading:
         """A shard is ours (again): everything above its floor is unread."""
         self._cursors[shard] = floor
         self._cut.discard(shard)
+        self._partly.discard(shard)
         self._unasked.add(shard)
         self._forgotten_since.add(shard)
         for writer in self._writers.values():
@@ -92,6 +95,7 @@ class Reading:
         """Forget a shard with its cursor and strikes (R4); a page on its way brings nothing."""
         self._cursors.pop(shard, None)
         self._cut.discard(shard)
+        self._partly.discard(shard)
         self._unasked.discard(shard)
         self._forgotten_since.add(shard)
         self._prune()
@@ -100,6 +104,7 @@ class Reading:
         """A session is gone: all of it is void (R5). Shards come back by `add_shard`."""
         self._cursors.clear()
         self._cut.clear()
+        self._partly.clear()
         self._writers.clear()
         self._last_seq = None
         self._unasked.clear()
@@ -256,6 +261,10 @@ class Reading:
             if counts[shard] >= request.limit:
                 end = min(end, last[shard])
             self._cursors[shard] = end
+            if end < request.last_seq:
+                self._partly.add(shard)
+            else:
+                self._partly.discard(shard)
         for writer in self._writers.values():
             if writer.number not in ended:
                 continue
@@ -280,7 +289,9 @@ class Reading:
     def must_go_on(self, shards: Iterable[int]) -> bool:
         """Whether pages over the shards come before the next check: it would send them back to where a writer without an
         xid began (R3), and one that is there for long would never let them through."""
-        return bool(self._cut) and not self.may_read_beyond() and not self._cut.isdisjoint(shards)
+        if not self._partly or self.may_read_beyond():
+            return False
+        return bool(self.behind(self._partly.intersection(shards)))
 
     def void_page(self) -> None:
         """The outstanding page failed for sure, maybe for it took too long: nothing of it counts."""

@@ -191,6 +191,25 @@ def test_a_writer_without_an_xid_is_not_asked_again_before_its_pages_are_through
     assert not reading.must_go_on([0])
 
 
+def test_a_full_page_goes_on_before_the_next_check_too() -> None:
+    """R3: that would send it back to the rows that it has just brought."""
+    reading = began()
+    reading.on_check(check(4, Writer("3/1", None)))
+    rows = [make_row(seq) for seq in (1, 2, 3)]
+    reading.on_page(reading.request([0], 2, INLINE), Page([0], rows[:2]))
+    assert reading.must_go_on([0])
+    reading.on_page(reading.request([0], 2, INLINE), Page([], rows[2:]))
+    assert not reading.must_go_on([0])
+
+
+def test_what_a_sequence_that_fell_back_has_cut_off_waits_for_no_page() -> None:
+    reading = began()
+    reading.on_check(check(4, Writer("3/1", None)))
+    reading.on_page(reading.request([0], 1, INLINE), Page([0], [make_row(2)]))
+    reading.on_check(check(2, Writer("3/1", None)))
+    assert not reading.must_go_on([0])
+
+
 def test_an_ended_writer_is_struck_for_the_shards_of_the_page_only() -> None:
     reading = began(0, 0, 1)
     reading.on_check(check(4))

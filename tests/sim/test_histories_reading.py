@@ -289,6 +289,32 @@ def test_r4_due_rows_that_come_late() -> None:
     play(script)
 
 
+def test_r3_rows_behind_a_full_page_are_reached_while_a_writer_has_no_xid() -> None:
+    """A DELETE that finds nothing for long, a database 40 ms away, rows that come all the time, and some that cannot go: each
+    check sent the pages back to those, and nothing else of their shard was read."""
+
+    async def script(world: World) -> None:
+        await owns(world, world.start())
+        deletes = world.begin()
+        world.database.lock_table(deletes)
+        world.rabbit.full.add("full")
+        w = world.begin()
+        world.insert(w, "hot", event_type="full")
+        for _ in range(40):
+            world.insert(w, "hot")
+        world.commit(w)
+        cold = []
+        for number in range(100):
+            cold += world.add(f"cold {number}")
+            await asyncio.sleep(0.02)
+        # The last second's may be on their way.
+        assert all(world.oracle.entries[id_].copies for id_ in cold[:50])
+        world.rabbit.full.clear()
+        world.database.end(deletes, commit=False)
+
+    play(script, database=DatabaseOptions(shards_used=1, latency=(0.02, 0.02)))
+
+
 # ---------------------------------------------------------------- floors
 
 
