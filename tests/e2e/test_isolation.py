@@ -132,6 +132,34 @@ async def test_case_03_a_body_above_the_brokers_limit(
             await site.until("(SELECT aside = 'held' FROM outbox WHERE id = 'behind')")
 
 
+@ONE_OR_TWO
+async def test_an_exchange_of_a_rows_own_that_is_missing_may_come_yet(site: Site, relays: int) -> None:
+    """That is the row's fault: the ladder, with the broker's words; asked for first, so nobody's channel closes."""
+    daemons = await start(site, relays, retry_delays=LADDER)
+    good = await insert_among(site, [{"id": "early", "key": "e", "exchange": "later"}, {"id": "behind", "key": "e"}])
+    assert await arrived(site, good) == {}
+    await site.until("(SELECT aside = 'deferred' FROM outbox WHERE id = 'early')")
+    found = await row(site, "early")
+    assert (found["failure_class"], found["failure_exchange"]) == ("refused", "later")
+    assert found["failure_error"].startswith("404 NOT_FOUND - no exchange 'later'")
+    async with channel_of(site) as channel:
+        exchange = await channel.declare_exchange("later", aio_pika.ExchangeType.TOPIC, durable=True)
+        await (await channel.get_queue("q")).bind(exchange, "ok.#")
+    await site.all_sent(30)
+    assert [message.message_id for message in await drain(site.amqp_url, 2)] == ["early", "behind"]
+    assert [daemon.metric("relay_reconnects_total") for daemon in daemons] == [0] * relays
+
+
+@ONE_OR_TWO
+async def test_a_template_over_a_null_column_is_invalid(site: Site, relays: int) -> None:
+    """Never the default exchange, which would deliver to a queue that bears the routing key's name."""
+    await start(site, relays, exchange="{aggregate_type}")
+    good = await insert_among(site, [{"id": "nobody", "key": "n", "routing_key": "q"}], aggregate_type="events")
+    found = await parked(site, "nobody", "invalid")
+    assert "aggregate_type" in found["failure_error"]
+    assert await arrived(site, good) == {}
+
+
 async def test_the_configured_exchange_refuses(site: Site, rabbit_server: RabbitServer) -> None:
     """That is the configuration's fault: not ready, no attempts, and it goes on when it is mended."""
     async with channel_of(site) as channel:
@@ -237,6 +265,17 @@ async def test_case_13_headers_that_arrive_and_those_that_park(site: Site, relay
     for daemon in daemons:
         assert daemon.process.poll() is None
         await daemon.ready()
+
+
+@ONE_OR_TWO
+async def test_headers_larger_than_a_frame(site: Site, relays: int) -> None:
+    """AMQP has one frame for them; RabbitMQ would close the connection (501)."""
+    daemons = await start(site, relays)
+    good = await insert_among(site, [{"id": "wide", "key": "w", "headers": json.dumps({"x": "x" * 200_000})}])
+    found = await parked(site, "wide", "invalid")
+    assert "one frame holds 131064" in found["failure_error"]
+    assert await arrived(site, good) == {}
+    assert [daemon.metric("relay_reconnects_total") for daemon in daemons] == [0] * relays
 
 
 @ONE_OR_TWO
