@@ -201,4 +201,5 @@ def _nothing(table: str, console: Console) -> int:
 
 def _confirmed(question: str) -> bool:
     print(f"{question} [y/N] ", end="", file=sys.stderr, flush=True)
-    return sys.stdin.readline().strip().lower() in ("y", "yes")
+    # As bytes: what is no letter of the terminal's encoding is no yes either.
+    return sys.stdin.buffer.readline().strip().lower() in (b"y", b"yes")
