@@ -157,7 +157,9 @@ def mapped_errors(*, connecting: bool = False) -> Iterator[None]:
         raise gone(f"no TLS with PostgreSQL: {tls.said(error)}", hint=_TLS_HINT) from error
     except OSError as error:
         hint = _NO_TLS_HINT if _SSL_REFUSED in str(error) else _AWAY_HINT
-        raise gone(f"PostgreSQL cannot be reached: {error.strerror or error}", hint=hint) from error
+        raise gone(
+            f"PostgreSQL cannot be reached: {error.strerror or str(error) or type(error).__name__}", hint=hint
+        ) from error
     except asyncpg.ClientConfigurationError as error:
         raise DatabaseRefused(f"the PostgreSQL driver cannot use this URL: {error}") from error
     except (asyncpg.InterfaceError, asyncpg.InternalClientError) as error:

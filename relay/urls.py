@@ -32,6 +32,9 @@ def hosts_and_parameters(url: str) -> tuple[tuple[str, ...], Mapping[str, str]]:
 def _split(text: str, schemes: tuple[str, ...]) -> SplitResult:
     if any(ord(character) < 33 and character != " " for character in text):
         raise ValueError("has control characters")
+    if "%00" in text:
+        # It ends a string in PostgreSQL's start-up packet, and a part of a login at RabbitMQ.
+        raise ValueError("has %00, a NUL, which neither server takes")
     scheme, separator, _ = text.partition("://")
     if not separator or scheme not in schemes:
         raise ValueError(f"does not begin with {' or '.join(f'{known}://' for known in schemes)}")
@@ -110,6 +113,7 @@ class DatabaseTarget:
 
 _SSLMODES = ("disable", "allow", "prefer", "require", "verify-ca", "verify-full")
 _SESSION_ATTRS = ("any", "primary", "standby", "read-write", "read-only", "prefer-standby")
+_STRICT_SSLMODES = ("require", "verify-ca", "verify-full")
 _TLS_VERSIONS = ("TLSv1", "TLSv1.1", "TLSv1.2", "TLSv1.3")
 
 # asyncpg/connect_utils.py (0.30-0.32), `_parse_connect_dsn_and_args`: what it takes out of a query. Everything else
@@ -124,7 +128,7 @@ _DRIVER_CHOICES: Mapping[str, tuple[str, ...] | None] = {
     "passfile": None,
     "service": None,
     "krbsrvname": None,
-    "gsslib": None,
+    "gsslib": ("gssapi", "sspi"),
     "sslpassword": None,
     "sslcert": None,
     "sslkey": None,
@@ -201,6 +205,8 @@ def database_target(text: str) -> DatabaseTarget:
             kept.setdefault("application_name", pairs.get("application_name", value))
         elif _is_kept(name, value):
             kept[name] = value
+    if kept.get("sslnegotiation") == "direct" and kept.get("sslmode") not in _STRICT_SSLMODES:
+        raise ValueError(f"has sslnegotiation=direct, which needs sslmode={' or '.join(_STRICT_SSLMODES)}")
     _check_database_files(kept)
     query = "&".join(f"{quote(name, safe='')}={quote(value, safe='/,')}" for name, value in kept.items())
     dsn = f"{parts.scheme}://{parts.netloc}{parts.path}" + (f"?{query}" if query else "")

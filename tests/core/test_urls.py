@@ -13,6 +13,8 @@ from asyncpg import connect_utils
 from cryptography.hazmat.primitives import serialization
 
 from relay import urls
+from relay.database import mapped_errors
+from relay.errors import DatabaseUnavailable
 from tests.authority import Authority
 
 HARD_PASSWORD = "p@ss/w#rd:%2F +x"
@@ -68,6 +70,11 @@ def test_connect_timeout_is_translated() -> None:
         ("postgresql://u:p@h/d?connect_timeout=soon", "connect_timeout"),
         ("postgresql://u:p@h/d?sslmod=require", "sslmode"),
         ("postgresql://u:p@h/d?sslmode=always", "verify-full"),
+        ("postgresql://u:p@h/d?sslnegotiation=direct", "sslmode=require or verify-ca"),
+        ("postgresql://u:p@h/d?sslnegotiation=direct&sslmode=prefer", "sslmode=require or verify-ca"),
+        ("postgresql://u:p@h/d?gsslib=mit", "allowed are gssapi, sspi"),
+        ("postgresql://u:p@h/d?search_path=a%00b", "NUL"),
+        ("postgresql://u%00:p@h/d", "NUL"),
         ("postgresql://u:p@h/d?sslrootcert=/nonexistent", "sslrootcert=/nonexistent"),
         ("postgresql://u:p@h/d?host=other", "host twice"),
         ("postgresql://u:p@h/d?user=other", "user twice"),
@@ -89,6 +96,12 @@ def test_connect_timeout_is_translated() -> None:
 def test_a_database_url_that_the_driver_would_misread_is_refused(url: str, names: str) -> None:
     with pytest.raises(ValueError, match=names):
         urls.database_target(url)
+
+
+def test_a_connection_that_ends_without_a_word_is_named() -> None:
+    """`PostgreSQL cannot be reached: ` it said, and no more, of a server without TLS that was greeted with it."""
+    with pytest.raises(DatabaseUnavailable, match=r"reached: ConnectionResetError$"), mapped_errors(connecting=True):
+        raise ConnectionResetError
 
 
 @pytest.mark.parametrize("vhost", ["/", "a/b", "vh ü", "orders", "a%b", "a+b", "?x"])
