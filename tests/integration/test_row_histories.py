@@ -328,7 +328,7 @@ PLANTED = (
             edit(
                 "relay.reader:Reader._read_page",
                 ("for row in probed if row.seq not in page.blocked", "for row in probed"),
-                ("row for row in probed if row.seq in page.blocked", "[]"),
+                ("[row for row in probed if row.seq in page.blocked]", "[]"),
             ),
         ),
     ),
