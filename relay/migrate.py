@@ -13,9 +13,9 @@ from __future__ import annotations
 
 import textwrap
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, TypedDict, Unpack
+from typing import TYPE_CHECKING, Any, TypedDict, Unpack
 
 from relay.database import close, connect, fill, literal, mapped_errors, perform_step, sql_file, sql_files
 from relay.errors import (
@@ -183,27 +183,7 @@ async def read_schema(connection: Connection, table: TableName | str = "outbox")
 
     Raises SchemaMissing (wait for it), SchemaForeign, SchemaIncompatible, DatabaseRefused, DatabaseLost.
     """
-    table = _table(table)
-    with mapped_errors():
-        async with connection.transaction():  # so that a pooling proxy keeps both statements on one server
-            row = await connection.fetchrow(
-                sql_file("migrations/find.sql"),
-                table.quoted,
-                table.name + _SUFFIXES["meta"],
-                timeout=READ_TIMEOUT_S,
-            )
-            if row is None:
-                raise SchemaMissing(f"there is no outbox table {table}", hint="create it: relay migrate")
-            found = TableName(row["nspname"], table.name)
-            if not row["is_ours"]:
-                raise SchemaForeign(
-                    f"the table {found} was not created by relay migrate",
-                    hint="choose another name in RELAY_TABLE, or rename what is there",
-                )
-            text = f"SELECT * FROM {found.derived(_SUFFIXES['meta'])}"
-            meta = await connection.fetchrow(text, timeout=READ_TIMEOUT_S)
-    if meta is None:
-        raise SchemaIncompatible(f"{found}_meta has lost its row", hint="restore it from a backup")
+    row, found, meta = await _find(connection, _table(table))
     version, compatible_from = meta["schema_version"], meta["compatible_from"]
     if version < SCHEMA_VERSION:
         raise SchemaIncompatible(
@@ -232,10 +212,37 @@ async def read_schema(connection: Connection, table: TableName | str = "outbox")
 
 
 async def _version(connection: Connection, table: TableName) -> int:
+    """0 where there is nothing of ours: the first step looks closer, under the lock."""
     try:
-        return (await read_schema(connection, table)).version
+        _, _, meta = await _find(connection, table)
     except (SchemaMissing, SchemaForeign, SchemaIncompatible):
-        return 0  # the first step looks closer, under the lock
+        return 0
+    return int(meta["schema_version"])
+
+
+async def _find(connection: Connection, table: TableName) -> tuple[Mapping[str, Any], TableName, Mapping[str, Any]]:
+    """The table's row of the catalogue, its full name, and its meta row, of whatever version. Raises as `read_schema`."""
+    with mapped_errors():
+        async with connection.transaction():  # so that a pooling proxy keeps both statements on one server
+            row = await connection.fetchrow(
+                sql_file("migrations/find.sql"),
+                table.quoted,
+                table.name + _SUFFIXES["meta"],
+                timeout=READ_TIMEOUT_S,
+            )
+            if row is None:
+                raise SchemaMissing(f"there is no outbox table {table}", hint="create it: relay migrate")
+            found = TableName(row["nspname"], table.name)
+            if not row["is_ours"]:
+                raise SchemaForeign(
+                    f"the table {found} was not created by relay migrate",
+                    hint="choose another name in RELAY_TABLE, or rename what is there",
+                )
+            text = f"SELECT * FROM {found.derived(_SUFFIXES['meta'])}"
+            meta = await connection.fetchrow(text, timeout=READ_TIMEOUT_S)
+    if meta is None:
+        raise SchemaIncompatible(f"{found}_meta has lost its row", hint="restore it from a backup")
+    return row, found, meta
 
 
 def _table(table: TableName | str) -> TableName:

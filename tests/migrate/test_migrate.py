@@ -19,7 +19,7 @@ from relay.errors import (
     UsageError,
 )
 from relay.servers import PostgresServer
-from relay.values import TableName
+from relay.values import TableName, table_name
 from tests.conftest import eventually
 from tests.migrate.given import ARTICLE, WRITERS_COLUMNS, acting_as, dump, psql
 from tests.pooler import IS_INSTALLED, Pooler
@@ -196,6 +196,16 @@ async def test_schemas_of_other_versions(database: asyncpg.Connection) -> None:
     with pytest.raises(SchemaIncompatible) as refused:
         await migrate.read_schema(database)
     assert refused.value.hint == "upgrade it: relay migrate"
+
+
+async def test_an_older_schema_is_upgraded_not_created(
+    database: asyncpg.Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What `relay migrate` says it did goes by the version that it found; an older one counted as none."""
+    await migrate.migrate(database)
+    found = migrate.SCHEMA_VERSION
+    monkeypatch.setattr(migrate, "SCHEMA_VERSION", found + 1)
+    assert await migrate._version(database, table_name("outbox")) == found
 
 
 async def test_missing_schema_and_missing_right_are_said(database: asyncpg.Connection, role: str) -> None:
