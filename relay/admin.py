@@ -18,7 +18,7 @@ from relay.config import Config
 from relay.database import close, connect, fill, mapped_errors, sql_file
 from relay.migrate import Schema, read_schema
 from relay.rows import shard_sql
-from relay.text import many
+from relay.text import many, seconds
 
 if TYPE_CHECKING:
     from relay.database import Connection
@@ -194,12 +194,12 @@ def _relay(row: Mapping[str, Any]) -> RelayState:
 
 def _rates(before: Status, now: Status) -> Rates | None:
     """None where a look was an estimate, or the sequence went back (a restore between the two)."""
-    seconds = (datetime.fromisoformat(now.observed_at) - datetime.fromisoformat(before.observed_at)).total_seconds()
+    elapsed_s = (datetime.fromisoformat(now.observed_at) - datetime.fromisoformat(before.observed_at)).total_seconds()
     inserted = now.newest_seq - before.newest_seq
-    if seconds <= 0 or inserted < 0 or before.backlog_estimated or now.backlog_estimated:
+    if elapsed_s <= 0 or inserted < 0 or before.backlog_estimated or now.backlog_estimated:
         return None
     settled = inserted - (_unsettled(now) - _unsettled(before))
-    return Rates(round(inserted / seconds, 1), round(max(0, settled) / seconds, 1))
+    return Rates(round(inserted / elapsed_s, 1), round(max(0, settled) / elapsed_s, 1))
 
 
 def _unsettled(status: Status) -> int:
@@ -232,11 +232,11 @@ def as_lines(status: Status) -> list[tuple[str, str]]:
         ),
         (
             "backlog",
-            f"{about}{_rows(status.backlog_rows)}" + (f", the oldest {oldest:.1f} s old" if oldest else ""),
+            f"{about}{_rows(status.backlog_rows)}" + (f", the oldest {seconds(oldest)} old" if oldest else ""),
         ),
         (
             "deferred",
-            _rows(status.deferred_rows) + ("" if due is None else f", next due in {max(0.0, due):.1f} s"),
+            _rows(status.deferred_rows) + ("" if due is None else f", next due in {seconds(max(0.0, due))}"),
         ),
         ("scheduled", f"{_rows(status.scheduled_rows)} of these"),
         ("held", f"{_rows(status.held_rows)} of {many(status.held_keys, 'key')}"),

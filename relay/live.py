@@ -20,7 +20,7 @@ from rich.text import Text
 from relay.admin import RelayState, Status
 from relay.core.ports import SHARDS
 from relay.scrape import Pace, Scrape
-from relay.text import many
+from relay.text import many, seconds
 
 LOOKS: Final = 40
 """So many looks back the curves go: well over a minute, in a terminal of 100 columns."""
@@ -183,17 +183,6 @@ def bar(share: float, style: str) -> Text:
     """A share of one, as a bar."""
     filled = round(min(1.0, max(0.0, share)) * BAR)
     return Text.assemble(("━" * filled, style), ("─" * (BAR - filled), "dim"))
-
-
-def seconds(value: float) -> str:
-    """A duration that is read at a glance."""
-    if value < 0.01:
-        return f"{value * 1e6:.0f} µs" if value < 0.001 else f"{value * 1000:.1f} ms"
-    if value < 1:
-        return f"{value * 1000:.0f} ms"
-    if value < 120:
-        return f"{value:.1f} s"
-    return f"{value / 60:.0f} min" if value < 7200 else f"{value / 3600:.1f} h"
 
 
 def size(value: float) -> str:

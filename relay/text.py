@@ -27,3 +27,16 @@ def columns(lines: Sequence[Sequence[str]]) -> list[str]:
     shown = [[printable(cell) for cell in line] for line in lines]
     widths = [max(len(cell) for cell in column) for column in zip(*shown, strict=True)]
     return ["  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip() for line in shown]
+
+
+def seconds(value: float) -> str:
+    """A duration that is read at a glance."""
+    if value < 0.01:
+        return f"{value * 1e6:.0f} µs" if value < 0.001 else f"{value * 1000:.1f} ms"
+    if value < 1:
+        return f"{value * 1000:.0f} ms"
+    if value < 120:
+        return f"{value:.1f} s"
+    if value < 7200:
+        return f"{value / 60:.0f} min"
+    return f"{value / 3600:.1f} h" if value < 172_800 else f"{value / 86_400:,.0f} d"

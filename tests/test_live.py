@@ -12,7 +12,7 @@ import pytest
 from rich.console import Console
 
 from relay.core.ports import SHARDS
-from relay.live import View, bar, curve, draw, seconds, size
+from relay.live import View, bar, curve, draw, size
 from relay.metrics import PRESSURES
 from relay.scrape import Scrape, metrics_url, pace, scrape
 from relay.values import ListenAddress
@@ -89,9 +89,6 @@ def test_small_pictures() -> None:
     assert curve([0, 0.001, 4, 8]).plain == " ▁▄█"
     assert bar(0.5, "red").plain == "━" * 10 + "─" * 10
     assert bar(7.0, "red").plain == "━" * 20
-    assert [seconds(s) for s in (0.0002, 0.004, 0.25, 61.0, 600.0, 9000.0)] == [
-        *("200 µs", "4.0 ms", "250 ms", "61.0 s", "10 min", "2.5 h"),
-    ]
     assert [size(s) for s in (0, 2048, 3 << 20, 5 << 30)] == ["0 B", "2.0 KiB", "3.0 MiB", "5.0 GiB"]
 
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from relay.cli import console
 from relay.errors import BrokerUnavailable, ConfigError, RelayError
-from relay.text import columns, cut, many, printable
+from relay.text import columns, cut, many, printable, seconds
 
 ERASES = "order\x1b[2J\r\n\x9b31mpaid"
 
@@ -32,6 +32,12 @@ def test_a_character_that_cannot_be_shown_is_named() -> None:
 def test_columns_are_as_wide_as_what_is_shown() -> None:
     assert columns([("A", "B", "C"), ("\x1b", "bb", "")]) == ["A     B   C", r"\x1b  bb"]
     assert columns([]) == []
+
+
+def test_durations_are_read_at_a_glance() -> None:
+    """`relay status` said of a row that is scheduled for 2030: next due in 97430600.6 s."""
+    shown = [seconds(value) for value in (0.0002, 0.004, 0.25, 61.0, 600.0, 9000.0, 97_430_600.6)]
+    assert shown == ["200 µs", "4.0 ms", "250 ms", "61.0 s", "10 min", "2.5 h", "1,128 d"]
 
 
 def test_counted_nouns_and_cut_texts() -> None:
