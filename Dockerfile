@@ -1,18 +1,28 @@
 # The relay as a sidecar's image. BASE is any Debian-like image with `python3` 3.11 or newer and its venv module.
 #   docker build -t outbox-relay .
 #   docker build -t outbox-relay --build-arg EXTRAS='[otel]' .      with spans (docs/tracing.md)
+#   docker build -t outbox-relay --build-arg BUILD=pure .           without a compiler
 ARG BASE=python:3.12-slim
 
 FROM ${BASE} AS build
 ARG EXTRAS=
 WORKDIR /src
 COPY pyproject.toml constraints.txt README.md LICENSE ./
+COPY .ci/hatch_build.py .ci/
 COPY sql sql
 COPY relay relay
-# Pinned, and wheels only: no compiler is wanted, here or in the image.
+# The hot path is compiled (docs/decisions/0021-a-compiled-build.md); the image gets no compiler. BUILD=pure does without.
+ARG BUILD=compiled
+# hadolint ignore=DL3008,SC2046
+RUN if [ "$BUILD" = compiled ] && ! command -v gcc; then \
+    apt-get update && apt-get install -y --no-install-recommends gcc libc6-dev \
+        $(case "$(command -v python3)" in /usr/bin/*) echo python3-dev ;; esac) \
+    && rm -rf /var/lib/apt/lists/*; fi
+# Pinned, and wheels only, but for the relay's own.
 ENV PIP_CONSTRAINT=/src/constraints.txt PIP_ONLY_BINARY=:all: PIP_NO_CACHE_DIR=1
 RUN python3 -m venv /build \
-    && /build/bin/pip install hatchling \
+    && /build/bin/pip install hatchling mypy setuptools \
+    && export OUTBOX_RELAY_BUILD="$BUILD" \
     && /build/bin/pip wheel --no-deps --no-build-isolation --no-binary outbox-relay -w /dist .
 RUN python3 -m venv /opt/relay \
     && /opt/relay/bin/pip install "$(ls /dist/*.whl)${EXTRAS}" \

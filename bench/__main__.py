@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import signal
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from bench import suite
+from bench import compiled, suite
 from bench.document import document, table
+from bench.errors import Unavailable
 from bench.scenarios import SCENARIOS
 from bench.step import Form
 from relay.errors import RelayError
@@ -28,8 +30,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     steps = suite.chosen_steps(form, options.scenarios)
     _say(f"{name} form, {form.repeats} repeats of {', '.join(options.scenarios or SCENARIOS)}")
     _say(f"about {suite.estimate_s(form, steps) / 60:.0f} minutes on two quiet cores; nothing else should be running")
+    build = _use(options.build)
     try:
         outcome = suite.run(form, steps, _say)
+        outcome.build = build
     except RelayError as failed:
         hint = f" ({failed.hint})" if failed.hint else ""
         print(f"bench: {failed}{hint}", file=sys.stderr)
@@ -47,6 +51,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
         _write(options.json, result)
         _draw(options.json, result)
     return 0
+
+
+def _use(build: str) -> str:
+    """Let all programs under measurement be of this build, if it can be had; which one they are of."""
+    if build == "compiled":
+        _say("compiling the relay, if it is not yet: a minute")
+        try:
+            os.environ |= compiled.environment(compiled.compiled_tree())
+        except Unavailable as missing:
+            _say(f"PURE Python is measured: {missing}")
+            return "pure"
+    return build
 
 
 def _report_failure(result: dict[str, object], path: Path | None) -> int:
@@ -91,6 +107,9 @@ def _parser() -> argparse.ArgumentParser:
     form.add_argument("--long", action="store_true", help="five repeats of larger backlogs and longer trickles; hours")
     parser.add_argument("--json", type=Path, metavar="FILE", help="where the document goes")
     parser.add_argument("--repeats", type=_positive, metavar="N", help="turns over all repeated steps")
+    parser.add_argument(
+        "--build", choices=("compiled", "pure"), default="compiled", help="which build of the relay (default: compiled)"
+    )
     parser.add_argument(
         "--scale", type=_share, default=1.0, metavar="X", help="a part of the rows and seconds, for a quick look: 0.1"
     )

@@ -168,6 +168,7 @@ def document(outcome: Outcome) -> dict[str, Any]:
     return {
         **figures,
         "form": outcome.form.name,
+        "build": outcome.build,
         "measured_at": datetime.now(UTC).isoformat(timespec="seconds"),
         "took_s": round(outcome.seconds, 1),
         "machine": machine(),

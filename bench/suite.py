@@ -40,7 +40,8 @@ SERVERS_S: Final = 12.0
 
 @dataclass(slots=True)
 class Outcome:
-    """Everything that was measured. `failed` and `skipped`: why, by the step's name."""
+    """Everything that was measured. `failed` and `skipped`: why, by the step's name; `build`: of which the
+    relay was, compiled or pure."""
 
     form: Form
     runs: list[Run] = field(default_factory=list)
@@ -48,6 +49,7 @@ class Outcome:
     skipped: dict[str, str] = field(default_factory=dict)
     versions: dict[str, str] = field(default_factory=dict)
     seconds: float = 0.0
+    build: str = "pure"
 
 
 def chosen_steps(form: Form, names: Sequence[str]) -> list[Step]:

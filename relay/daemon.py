@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Final, assert_never
 
 from relay import __version__, lifecycle, logs
+from relay.build import BUILD
 from relay.choices import OnParked, SentRows, Sink
 from relay.config import Config
 from relay.core.ports import Broker, Clock, Spans
@@ -74,7 +75,7 @@ async def _live(config: Config, log: logs.Log, *, is_traced: bool) -> None:
         # Before anybody can ask: it is the runner that says not ready.
         runner = _runner(config, clock, database_time, metrics, readiness, log, spans)
         with serving(config.listen, metrics, readiness, heartbeat, config.redactor.redact) as port:
-            log.info("started", version=__version__, table=config.table, http_port=port)
+            log.info("started", version=__version__, build=BUILD, table=config.table, http_port=port)
             await Lifecycle(runner, log, heartbeat, config.shutdown_grace_s).live()
 
 

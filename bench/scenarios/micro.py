@@ -22,7 +22,15 @@ def steps(form: Form) -> Sequence[Step]:
 
 def _measure(rig: Rig, seconds: float) -> Sequence[Run]:
     path = rig.directory / "micro.json"
-    options = ("-q", "--benchmark-only", f"--benchmark-max-time={seconds}", f"--benchmark-json={path}")
+    # pyproject.toml would put the sources first, before a compiled build.
+    options = (
+        "-o",
+        "pythonpath=",
+        "-q",
+        "--benchmark-only",
+        f"--benchmark-max-time={seconds}",
+        f"--benchmark-json={path}",
+    )
     run_command("pytest", "bench/micro", *options, timeout_s=TIMEOUT_S)
     return [
         {

@@ -18,7 +18,7 @@ import os
 import sys
 from collections.abc import Sequence
 
-from relay import __version__
+from relay.build import VERSION
 from relay.cli import daemon, inbox, operate, parked, redrive, schema, topology, trial
 from relay.cli.console import Console, Parser
 from relay.errors import RelayError, UsageError
@@ -64,7 +64,7 @@ def _parser() -> Parser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
-    parser.add_argument("--version", action="version", version=f"relay {__version__}")
+    parser.add_argument("--version", action="version", version=f"relay {VERSION}")
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
     for module in (daemon, schema, operate, parked, topology, redrive, trial, inbox):
         module.add(commands)

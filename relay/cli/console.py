@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
-from relay import __version__
+from relay.build import VERSION
 from relay.errors import ConfigError, RelayError
 from relay.text import columns, printable
 
@@ -143,7 +143,7 @@ def add_command(
         allow_abbrev=False,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("--version", action="version", version=f"relay {__version__}")
+    parser.add_argument("--version", action="version", version=f"relay {VERSION}")
     if perform is not None:
         parser.set_defaults(perform=perform)
         parser.exit_4 = exit_4

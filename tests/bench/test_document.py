@@ -34,6 +34,7 @@ def test_a_ratio_is_taken_within_a_turn() -> None:
             rate(3, "drain", "delete", 60.0),
         )
     )
+    assert result["build"] == "pure"
     assert result["ceiling_msgs_s"] == 20.0
     assert result["drain_msgs_s"] == 30.0
     assert result["drain_ratio"] == 0.6

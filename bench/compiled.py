@@ -1,0 +1,72 @@
+"""The compiled build, for programs of this package and for tests: built once for a state of the sources, then kept in `.venv`."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import zipfile
+from pathlib import Path
+from typing import Final
+
+from bench.errors import Unavailable
+
+ROOT: Final = Path(__file__).parent.parent
+KEPT: Final = Path(sys.prefix, "compiled")
+TIMEOUT_S: Final = 600.0
+"""A minute on two quiet cores, most of it the C compiler's."""
+
+SOURCES: Final = ("relay/**/*.py", "sql/**/*.sql", ".ci/hatch_build.py", "pyproject.toml", "constraints.txt")
+
+
+def compiled_tree() -> Path:
+    """A folder with the compiled package and nothing else, the unpacked wheel. Raises Unavailable where it cannot be made."""
+    digest = hashlib.sha256(sys.version.encode())
+    for path in sorted(path for pattern in SOURCES for path in ROOT.glob(pattern)):
+        digest.update(str(path.relative_to(ROOT)).encode() + b"\0" + path.read_bytes())
+    tree = KEPT / digest.hexdigest()[:16]
+    if not tree.exists():
+        KEPT.mkdir(exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=KEPT, prefix="making-") as directory:
+            made = Path(directory, "tree")
+            with zipfile.ZipFile(_wheel(Path(directory))) as archive:
+                archive.extractall(made)
+            for other in KEPT.iterdir():
+                if not other.name.startswith("making-") and other != tree:
+                    shutil.rmtree(other, ignore_errors=True)
+            try:
+                made.rename(tree)
+            except OSError:
+                # Somebody else made the same meanwhile.
+                if not tree.exists():
+                    raise
+    return tree
+
+
+def _wheel(directory: Path) -> Path:
+    done = subprocess.run(
+        [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(directory)],
+        cwd=ROOT,
+        env=os.environ | {"OUTBOX_RELAY_BUILD": "compiled"},
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=TIMEOUT_S,
+        check=False,
+    )
+    said = (done.stdout + done.stderr).strip()
+    if done.returncode != 0:
+        raise Unavailable(f"the compiled build failed: {said[-1500:]}")
+    (wheel,) = directory.glob("*.whl")
+    if wheel.name.endswith("-none-any.whl"):
+        why = next((line for line in said.splitlines() if "PURE" in line), said[-500:])
+        raise Unavailable(f"no compiled build: {why}")
+    return wheel
+
+
+def environment(tree: Path) -> dict[str, str]:
+    """With these variables Python takes `relay` from the tree, whatever the working directory, and all else from here."""
+    return {"PYTHONSAFEPATH": "1", "PYTHONPATH": f"{tree}{os.pathsep}{ROOT}"}
