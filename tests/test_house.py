@@ -193,3 +193,4 @@ def test_the_package_holds_the_sql_and_the_type_marker(tmp_path: Path) -> None:
     assert {"pyproject.toml", "LICENSE", "README.md", "constraints.txt"} <= names
     # What the tests look at is there for whoever runs them from the sdist.
     assert {"Dockerfile", ".dockerignore", "compose.yaml", "deploy/kubernetes/sidecar.yaml"} <= names
+    assert ".ci/hatch_build.py" in names, "without it no wheel can be built from the sdist"

@@ -75,5 +75,32 @@ async def test_it_relays_and_says_what_it_is(tree: Path, site: Site) -> None:  #
     assert started["build"] == "compiled"
 
 
+def build(directory: Path, **environment: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(directory)],
+        cwd=ROOT,
+        env=os.environ | environment,
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=60.0,
+        check=False,
+    )
+
+
+def test_without_a_compiler_the_wheel_is_pure_and_that_is_said(tmp_path: Path) -> None:
+    done = build(tmp_path, OUTBOX_RELAY_BUILD="compiled", CC="no-such-compiler -O1")
+    assert done.returncode == 0, done.stderr
+    assert "PURE, not compiled: there is no C compiler (no-such-compiler)" in done.stdout + done.stderr
+    assert [path.name.endswith("-py3-none-any.whl") for path in tmp_path.iterdir()] == [True]
+
+
+def test_a_build_that_there_is_not_is_refused(tmp_path: Path) -> None:
+    done = build(tmp_path, OUTBOX_RELAY_BUILD="fast")
+    assert done.returncode != 0
+    assert "OUTBOX_RELAY_BUILD is 'fast'; there are `compiled` and `pure`" in done.stdout + done.stderr
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_the_sources_say_that_they_are_pure() -> None:
     assert BUILD == "pure", "editable installs are: planted bugs are edits of the sources"
