@@ -13,7 +13,7 @@ from relay.core.ladder import reconnect_backoff
 from relay.core.ports import Armed
 from relay.engine import Engine
 from relay.errors import DatabaseRefused
-from relay.housekeeping import Housekeeping
+from relay.housekeeping import BACKLOG_INTERVAL_S, Housekeeping
 from relay.keeper import Keeper
 from relay.message import Aside, Row, State
 
@@ -93,6 +93,7 @@ class Reader:
                 if refusals:
                     engine.log.info("reading_resumed")
                     refusals = 0
+                await self._rest(wait_s)
             except DatabaseRefused as error:
                 engine.reading.void_page()
                 refusals += 1
@@ -102,7 +103,21 @@ class Reader:
                     raise
                 wait_s = reconnect_backoff(refusals, engine.random.random())
                 await engine.clock.sleep(wait_s)
-            await engine.to_read.wait(wait_s)
+                await engine.to_read.wait(wait_s)
+
+    async def _rest(self, wait_s: float) -> None:
+        """Until something wakes it, or for so long. Over a long poll interval the chores go on, and the look at open
+        writers: their gauges would stand there as if fresh (I8)."""
+        engine = self._engine
+        until = engine.clock.now() + wait_s
+        while wait_s > BACKLOG_INTERVAL_S:
+            if await engine.to_read.wait(BACKLOG_INTERVAL_S):
+                return
+            await self._housekeeping.turn()
+            if engine.reading.cursors and not engine.is_paused:
+                await self._check(engine.clock.now())
+            wait_s = until - engine.clock.now()
+        await engine.to_read.wait(max(0.0, wait_s))
 
     async def _turn(self) -> float:
         """One look at everything; returns how long to wait for a signal."""
@@ -176,7 +191,7 @@ class Reader:
 
     def _is_check_due(self, now: float) -> bool:
         engine = self._engine
-        interval_s = engine.settings.poll_interval_s
+        interval_s = min(engine.settings.poll_interval_s, BACKLOG_INTERVAL_S)
         if not self._is_idle:
             interval_s = min(interval_s, CHECK_INTERVAL_S)
         if not engine.reading.may_read_beyond():

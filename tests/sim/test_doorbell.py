@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 from dataclasses import replace
 
+import pytest
+
 from relay.core.ports import Armed
 
 from .steps import passes, play, settings
@@ -44,5 +46,31 @@ def test_a_refused_query_for_due_rows_is_asked_again_soon() -> None:
         await world.until(call.future.done, what="refused")
         world.database.options.other_refusals = 0.0
         await world.delivered(a, timeout_s=5.0)
+
+    play(script, PATIENT)
+
+
+@pytest.mark.parametrize("opens_after_s", [0.0, 10.0])
+def test_a_sleeping_relays_gauges_do_not_grow_old(opens_after_s: float) -> None:
+    """With each poll only: for an hour they told of the time before it. A writer that is open when the relay goes to sleep
+    keeps it from that, one that opens later does not wake it."""
+
+    async def script(world: World) -> None:
+        relay = world.start()
+        metrics = relay.program.metrics
+        world.rabbit.route("nowhere", False)
+        world.add("b", event_type="nowhere")
+        await world.delivered(*world.add("a"))
+        await asyncio.sleep(opens_after_s)
+        w = world.begin()
+        world.insert(w, "c")
+        await asyncio.sleep(60.0)
+        seen_at = metrics.backlog_observed_timestamp_seconds
+        assert seen_at is not None and world.database.now() - seen_at < 11.0
+        assert metrics.parked_rows == 1
+        assert metrics.late_commit_writers == 1
+        assert metrics.oldest_writer_age_seconds is not None and metrics.oldest_writer_age_seconds > 40.0
+        world.rabbit.route("nowhere", True)
+        world.commit(w)
 
     play(script, PATIENT)
