@@ -165,7 +165,7 @@ class Publisher:
             if apart:
                 chains.set_apart(apart)
                 batch = [row for row in batch if row.state is State.IN_FLIGHT]
-        batch = self._quarantine.without_suspects(batch)
+        batch = self._quarantine.without_suspects(batch, now)
         if chains.wanted:
             engine.to_read.set()
         if not batch:
@@ -320,6 +320,7 @@ class Publisher:
         engine = self._engine
         self._note_outcome("lost", [refusal.row, *lost], refusal.error)
         self._quarantine.clear(refusal.row)
+        self._quarantine.beware(engine.clock.now())
         if engine.is_stopping:
             engine.chains.finish([row for row in lost if row.state is State.IN_FLIGHT])
         else:
@@ -346,6 +347,8 @@ class Publisher:
         if closed is Closed.EXCHANGE:
             self._is_exchange_refused = True
             engine.readiness.add("exchange", error)
+        elif closed is Closed.REFUSED:
+            self._quarantine.beware(engine.clock.now())
         engine.broker_lost_at = engine.clock.now()
         engine.metrics.connected["broker"] = False
         if not engine.is_stopping:

@@ -1,22 +1,30 @@
 """Finds out over which row the broker closed a link, while everything else goes on (`core/suspects.py`).
 
-Owns the suspects. The publisher asks it before each turn, and hands it what the link says about probes.
+Owns the suspects, and for how long after a refusal whoever names an exchange of its own is one (P4). The publisher asks
+it before each turn, and hands it what the link says about probes.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
+from typing import Final
 
 from relay.core.ports import Link, Publication
 from relay.core.suspects import Suspects
 from relay.engine import Engine
 from relay.message import Row, State
 
+WARY_S: Final = 10.0
+"""So long after a refusal rows that name an exchange of their own are tried by themselves: those that are refused often
+come together, each for another exchange, and in the ordinary queue each would close everybody's channel once more."""
+
 
 class Quarantine:
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
         self._suspects = Suspects()
+        self._wary_until = -math.inf
 
     def __len__(self) -> int:
         return len(self._suspects)
@@ -52,8 +60,14 @@ class Quarantine:
             return False
         return suspects.probed is not None or suspects.next(self._engine.leases.writable(now)) is not None
 
-    def without_suspects(self, batch: list[Row]) -> list[Row]:
-        """Suspects whose turn came in the ordinary queue are kept apart again."""
+    def without_suspects(self, batch: list[Row], now: float) -> list[Row]:
+        """Suspects whose turn came in the ordinary queue are kept apart again; so are new ones, soon after a refusal."""
+        if now < self._wary_until:
+            known = len(self._suspects)
+            self._suspects.add((row for row in batch if row.rare is not None and "exchange" in row.rare), alone=False)
+            if len(self._suspects) > known:
+                # Nothing else may come that would have them tried.
+                self._engine.to_publish.set()
         if not self._suspects:
             return batch
         apart = [row for row in batch if row in self._suspects]
@@ -74,6 +88,10 @@ class Quarantine:
         engine.chains.keep_apart(live)
         self._suspects.add(live, alone=alone)
         engine.log.warning("rows_suspected", rows=len(live), alone=alone, error=error)
+
+    def beware(self, now: float) -> None:
+        """The broker has refused a row: the next one may be among those that wait."""
+        self._wary_until = now + WARY_S
 
     def clear(self, row: Row) -> None:
         """It was taken in, or is the culprit."""

@@ -7,12 +7,11 @@ from collections.abc import Sequence
 
 import pytest
 
-from relay.core.ports import (
-    Closed,
-)
+from relay.core.ports import Closed, Rejection
 from relay.core.settings import EngineSettings
 from relay.message import Aside, Row
 from relay.publisher import NACKS_MAX
+from relay.quarantine import WARY_S
 from tests.core.parts import Parts, eventually, make_row, turns
 
 # ---------------------------------------------------------------- the publisher
@@ -294,3 +293,29 @@ async def test_the_rate_is_kept() -> None:
         parts.turn()
         parts.pass_time(0.01)
     assert 180 <= len(parts.link.sent) <= 210
+
+
+async def test_after_a_refusal_rows_with_an_exchange_of_their_own_are_tried_by_themselves() -> None:
+    """Several that are refused come together, each for another exchange: each closed everybody's channel once more.
+    Alone in the outbox, such a row must not wait for a signal that nothing gives."""
+    parts = Parts()
+    link, publisher = parts.link, parts.publisher
+    bad, own, plain, later = (make_row(seq, f"k{seq}") for seq in range(1, 5))
+    for row in (bad, own, later):
+        row.rare = {"exchange": f"x{row.seq}"}
+    async with parts.running(publisher.run()):
+        parts.engine.admit([bad])
+        await eventually(lambda: link.sent == [bad])
+        link.open.clear()
+        publisher.on_refused(Rejection(bad, "refused", "403", "x1", "k"), ())
+        parts.engine.admit([own])
+        await eventually(lambda: link.probes == [own])
+        parts.engine.admit([plain])
+        await eventually(lambda: plain in link.sent)
+        assert link.probes == [own]
+        publisher.on_passed(own)
+        link.ack(own, plain)
+        parts.pass_time(WARY_S)
+        parts.engine.admit([later])
+        await eventually(lambda: later in link.sent)
+    assert link.probes == [own]

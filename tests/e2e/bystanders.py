@@ -52,8 +52,9 @@ async def arrived(
     site: Site, good: Sequence[str], *, others: int = 0, copies_max: int = 1
 ) -> dict[str, AbstractIncomingMessage]:
     """The bystanders arrive, and were not tried again; returns what `came_once` does."""
-    await site.until(f"(SELECT count(*) = {len(good)} FROM outbox WHERE sent_at IS NOT NULL AND id LIKE 'good%')")
-    attempts = await site.database.fetchval("SELECT sum(attempts) FROM outbox WHERE id LIKE 'good%'")
+    ids = "ARRAY[" + ", ".join(f"'{each}'" for each in good) + "]"
+    await site.until(f"(SELECT count(*) = {len(good)} FROM outbox WHERE sent_at IS NOT NULL AND id = ANY ({ids}))")
+    attempts = await site.database.fetchval(f"SELECT sum(attempts) FROM outbox WHERE id = ANY ({ids})")
     assert attempts == 0, "bystanders are charged nothing"
     return await came_once(site, good, others=others, copies_max=copies_max)
 

@@ -77,6 +77,25 @@ async def test_case_02_an_internal_exchange(site: Site, relays: int) -> None:
 
 
 @ONE_OR_TWO
+async def test_case_02_several_internal_exchanges_at_once(site: Site, relays: int) -> None:
+    """Each closed everybody's channel once more, and bystanders were repeated each time."""
+    async with channel_of(site) as channel:
+        for n in range(4):
+            await channel.declare_exchange(f"inner{n}", aio_pika.ExchangeType.TOPIC, durable=True, internal=True)
+    daemons = await start(site, relays)
+    poison: list[dict[str, Any]] = []
+    for n in range(4):
+        poison += [{"id": f"bad{n}", "key": f"b{n}", "exchange": f"inner{n}"}]
+        poison += [{"id": f"among{n}-{each}", "key": f"a{n}{each}"} for each in range(50)]
+    good = await insert_among(site, poison)
+    for n in range(4):
+        assert "cannot publish to internal exchange" in (await parked(site, f"bad{n}", "refused"))["failure_error"]
+    good += [row["id"] for row in poison if "exchange" not in row]
+    assert await arrived(site, good, copies_max=2) == {}
+    assert sum(daemon.metric("relay_reconnects_total") for daemon in daemons) <= relays
+
+
+@ONE_OR_TWO
 @pytest.mark.parametrize("name", ["inner-" + "x" * 240, "inner-" + "é" * 120])
 async def test_case_02_a_refusal_that_names_nobody(
     site: Site, rabbit_server: RabbitServer, relays: int, name: str
