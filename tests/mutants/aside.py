@@ -196,6 +196,7 @@ MUTANTS = (
                 ("unlock = database.lock_shards(shards)", "unlock = database.lock_shards(set())"),
             ),
         ),
+        seeds_max=5000,
     ),
     Mutant(
         "o2_no_shard_lock",
