@@ -27,7 +27,10 @@ TOOLS = ["mypy>=2.4,<3", "setuptools>=77"]
 """Installed by a build in isolation; another one must have them. `constraints.txt` has the versions that were tried."""
 
 COMPILED = [
-    *(f"relay/core/{name}.py" for name in ("chains", "holding", "pace", "ports", "reading", "settings", "window")),
+    *(
+        f"relay/core/{name}.py"
+        for name in ("chains", "held_keys", "holding", "pace", "ports", "reading", "settings", "window")
+    ),
     *(f"relay/broker/{name}.py" for name in ("encode", "fields")),
     *(f"relay/{name}.py" for name in ("arrays", "engine", "message", "publisher", "rows", "settler", "settling")),
 ]

@@ -8,6 +8,7 @@ longer each time.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Awaitable, Callable
 from typing import Final
 
@@ -100,6 +101,11 @@ class Housekeeping:
         """Shards were taken up: look at all that is held, from the beginning, now."""
         self._walk = None
         self._held.next_at = _NEVER
+
+    @property
+    def walks_at(self) -> float:
+        """When the next page of the walk is due, boot-time seconds; infinity: none is under way."""
+        return math.inf if self._walk is None else self._held.next_at
 
     async def turn(self) -> None:
         """Whatever is due; raises DatabaseLost."""

@@ -7,6 +7,7 @@ is room in memory, and never more than the bounds of rows and bytes (I6).
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Sequence
 
 from relay.core.ladder import reconnect_backoff
@@ -236,9 +237,9 @@ class Reader:
             else:
                 # Nothing above S can be read before the next check.
                 wait_s = max(0.0, self._last_check_at + self._recheck_s - now)
-        if engine.next_due_at is not None:
-            wait_s = min(wait_s, max(0.0, engine.next_due_at - now))
-        return min(wait_s, poll_interval_s)
+        # A walk has its own pace: a page a poll would take minutes over a hundred thousand rows aside.
+        next_at = min(self._housekeeping.walks_at, math.inf if engine.next_due_at is None else engine.next_due_at)
+        return min(wait_s, max(0.0, next_at - now), poll_interval_s)
 
     # ------------------------------------------------------------ the doorbell
 

@@ -344,6 +344,22 @@ async def test_a_shard_that_held_too_many_keys_is_looked_at_again(caplog: pytest
     assert line.__dict__["fields"] == {"keys": 1, "shards_asked": 0, "seconds": 1.0}
 
 
+async def test_a_walk_goes_on_at_its_own_pace_while_nothing_comes() -> None:
+    """A page a poll: over 300,000 rows aside it took five minutes, and a key that was to be promoted waited for that."""
+    parts = reading_parts(EngineSettings(poll_interval_s=60.0), check=Check(1, [], 0.0), page=Page([], []))
+    parts.outbox.answers |= {"held_keys": HeldPage([], (5, 5)), "arm": Armed.GRANTED}
+    parts.reader._housekeeping.begin_walk()
+    parts.engine.chains.holding.take_up(0)
+    parts.clock.time += 10.0
+    for pages in (1, 2, 3):
+        while (wait_s := await parts.reader._turn()) == 0.0:
+            pass
+        assert parts.reader._is_armed
+        assert wait_s <= 0.1
+        assert len(parts.outbox.calls("held_keys")) == pages
+        parts.clock.time += wait_s
+
+
 async def test_a_shard_that_holds_too_many_keys_asks_for_its_own_rows_only() -> None:
     """Every row of it waited for a settlement's test. Now the page that brings it says whether something holds it; what it
     saw free goes, unless its key was held since."""
