@@ -69,7 +69,7 @@ def figures(result: Result) -> str:
     machine, versions = result["machine"], result["versions"]
     lines = [
         f"| measured on {machine['cores']} cores ({machine['cpu']}), RabbitMQ {versions['rabbitmq']}, quorum queue, "
-        f"PostgreSQL {versions['postgresql']}, 250-byte bodies, 5,000 keys | |",
+        f"PostgreSQL {versions['postgresql']}, 250-byte bodies, 5,000 keys, the {result['build']} build | |",
         "| --- | --- |",
         *(f"| {name} | {figure(result)} |" for name, figure in ROWS),
     ]

@@ -18,6 +18,7 @@ def some_result() -> dict[str, Any]:
         "spread": {key.name: {"min": 0.4, "max": 0.6, "turns": 3} for key in KEYS},
         "targets": {"drain_ratio": {"target": "at least 0.9", "is_reached": False}},
         "machine": {"cores": 2, "cpu": "a processor", "kernel": "6"},
+        "build": "compiled",
         "versions": {"rabbitmq": "3.10.8", "postgresql": "15.18", "relay": "abc", "python": "3.11"},
         "settings": {"repeats": 3},
         "measured_at": "2026-01-02T03:04:05+00:00",
