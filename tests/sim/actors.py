@@ -180,8 +180,8 @@ class Actors:
             parked = world.parked()
             if parked:
                 some = rng.sample(parked, rng.randint(1, min(3, len(parked))))
-                act = "redrive" if rng.random() < 0.75 else "discard"
-                hold_s = rng.choice([0.0, 0.0, 0.01, 0.5])
+                act = "redrive" if rng.random() < 1.0 - self._climate.discard_share else "discard"
+                hold_s = rng.choice(self._climate.ponders_s)
                 await world.operate(act, [row.id for row in some], hold_lock_s=hold_s)
 
 

@@ -47,6 +47,10 @@ class Climate:
     balking: float = 0.15
     """The share of the application's acts that make a row refuse every change."""
     operator_rate: float = 0.7
+    discard_share: float = 0.25
+    """The share of the operator's acts on parked rows that discard them; the others redrive."""
+    ponders_s: tuple[float, ...] = (0.0, 0.0, 0.01, 0.5)
+    """One of these passes between the operator's look at parked rows and its commit."""
     sure_faults: list[str] = field(default_factory=list)
     """Kinds of faults that happen for certain."""
     other_faults_max: int = 6

@@ -222,6 +222,22 @@ def relent(drawn: Climate, rng: random.Random) -> None:
     drawn.fault_rates = (0.3, 1.0, 2.0)
 
 
+def ponder(drawn: Climate, rng: random.Random) -> None:
+    """An operator takes its time over parked heads and discards them; meanwhile the last rows of their keys come."""
+    _try(drawn, rng)
+    drawn.relays = rng.choice([1, 2])
+    drawn.has_operator, drawn.operator_rate = True, rng.choice([5.0, 10.0])
+    drawn.discard_share, drawn.ponders_s = rng.choice([0.7, 0.95]), (0.0, 0.01, 0.2, 0.5)
+    # Short lives: whatever comes later of a key frees it, and so does a shard's next owner (H3).
+    drawn.keys, drawn.key_life_s = rng.choice([4, 8]), rng.choice([0.5, 1.0])
+    drawn.flaky_share = rng.choice([0.4, 0.7])
+    drawn.options.settings = replace(
+        drawn.options.settings, on_unroutable=Unroutable.PARK, holds_when_parked=True, held_keys_max=500
+    )
+    drawn.sure_faults.append("unbind")
+    drawn.fault_rates = (0.3, 1.0)
+
+
 def _try(drawn: Climate, rng: random.Random) -> None:
     """Few keys in order, whose heads fail and are soon tried again."""
     drawn.has_faults = True
@@ -261,11 +277,18 @@ RARE: Final[dict[Season, int]] = {doze: 1, stumble: 2, balk: 1, relent: 1}
 RARE_SHARE: Final = 0.15
 """Of the seeds. These draw from a source of their own: the histories of the others are what they were without them."""
 
+RARER: Final[dict[Season, int]] = {ponder: 1}
+RARER_SHARE: Final = 0.03
+"""The same, from the scale's other end: the histories of `RARE`, too, are what they were."""
+
 
 def draw(drawn: Climate, rng: random.Random, seed: object) -> None:
     rare = source(seed, "out of season")
-    if rare.random() < RARE_SHARE:
+    at = rare.random()
+    if at < RARE_SHARE:
         weights, rng = RARE, rare
+    elif at >= 1.0 - RARER_SHARE:
+        weights, rng = RARER, rare
     else:
         weights = STORMY if drawn.has_faults else QUIET
     (season,) = rng.choices(list(weights), list(weights.values()))
