@@ -188,7 +188,7 @@ MUTANTS = (
     ),
     Mutant(
         "o1_no_shard_lock",
-        "O1: an operator takes no shard lock",
+        "O1 under the lock: an operator takes no shard lock",
         (
             edit(
                 _OPERATE,
@@ -196,7 +196,6 @@ MUTANTS = (
                 ("unlock = database.lock_shards(shards)", "unlock = database.lock_shards(set())"),
             ),
         ),
-        seeds_max=5000,
     ),
     Mutant(
         "o2_no_shard_lock",

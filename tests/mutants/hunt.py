@@ -15,11 +15,6 @@ from .patch import Mutant, planted
 MUTANTS: tuple[Mutant, ...] = (*reading.MUTANTS, *aside.MUTANTS, *leases.MUTANTS, *settling.MUTANTS)
 
 
-ELUSIVE: frozenset[str] = frozenset({"o1_no_shard_lock"})
-"""Found by so few random histories that each change of the relay may leave it without one (how many were tried:
-tests/sim/results): `make mutants` tries it like the others, `make test-long` does not ask for it."""
-
-
 @dataclass(frozen=True, slots=True)
 class Found:
     """`seed`: the first that finds it, `None` where none did; `kind`: by which rule; `first`: what the oracle said."""

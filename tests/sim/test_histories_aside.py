@@ -285,6 +285,26 @@ def test_h7_under_continue_the_key_goes_on() -> None:
     play(script, settings(parks=True, continues=True))
 
 
+# ---------------------------------------------------------------- the operator
+
+
+def test_o1_excludes_settlements() -> None:
+    """1 is parked, an operator sees nothing held behind it; 2 is tested before the operator has discarded 1."""
+
+    async def script(world: World) -> None:
+        world.start()
+        world.rabbit.route("nowhere", False)
+        (a1,) = world.add("a", event_type="nowhere")
+        await is_aside(world, a1, "parked")
+        discarding = asyncio.create_task(world.operate("discard", [a1], hold_lock_s=0.5))
+        await asyncio.sleep(0.1)
+        (a2,) = world.add("a")
+        assert await discarding == [a1]
+        await world.delivered(a2, timeout_s=5.0)
+
+    play(script, settings(parks=True))
+
+
 # ---------------------------------------------------------------- the parked row's policy
 
 
