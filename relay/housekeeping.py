@@ -96,10 +96,13 @@ class Housekeeping:
         self._spared: dict[int, Spared] = {}
         self._walk: Walk | None = None
         self._walk_began = _NEVER
+        self._is_walk_told = False
+        """Whether the log has what was found since shards were taken up last."""
 
     def begin_walk(self) -> None:
         """Shards were taken up: look at all that is held, from the beginning, now."""
         self._walk = None
+        self._is_walk_told = False
         self._held.next_at = _NEVER
 
     @property
@@ -144,8 +147,9 @@ class Housekeeping:
             self._walk = None
             engine.chains.holding.end(walk)
             took_s = engine.clock.now() - self._walk_began
-            if walk.is_long:
-                # Many rows are aside, and pages asked about each row until now (where there are too many: they go on).
+            if walk.keys and not self._is_walk_told:
+                # Until now pages asked about each row; where a shard holds too many keys they go on.
+                self._is_walk_told = True
                 asked = len(engine.chains.holding.incomplete)
                 engine.log.info("held_keys_known", keys=walk.keys, shards_asked=asked, seconds=round(took_s, 1))
             return max(HELD_INTERVAL_S, HELD_REST * took_s)

@@ -29,8 +29,6 @@ class Walk:
         self.after: Place | None = None
         """Where the next page begins; none: at the first row."""
         self.is_over = False
-        self.is_long = False
-        """More than one page."""
         self.found = {shard: HeldKeys() for shard in shards}
         """Not more than are remembered."""
         self._going_on: set[Key] = set()
@@ -65,7 +63,6 @@ class Walk:
             going_on |= before
         self.after, self._going_on = page.reached, going_on
         self.is_over = page.reached is None
-        self.is_long = self.is_long or not self.is_over
         return stuck
 
 

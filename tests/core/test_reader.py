@@ -340,6 +340,12 @@ async def test_a_shard_that_held_too_many_keys_is_looked_at_again(caplog: pytest
     parts.clock.time += 60.0
     await parts.reader._turn()
     assert len(parts.outbox.calls("held_keys")) == 2, "nobody asks while all is known"
+    parts.engine.chains.holding.take_up(0)
+    parts.clock.time += 60.0
+    await parts.reader._turn()
+    parts.clock.time += 1.0
+    await parts.reader._turn()
+    assert len(parts.outbox.calls("held_keys")) == 4
     (line,) = [record for record in caplog.records if record.message == "held_keys_known"]
     assert line.__dict__["fields"] == {"keys": 1, "shards_asked": 0, "seconds": 1.0}
 
