@@ -159,7 +159,7 @@ def load(
     all): the others keep their defaults. Raises ConfigError with all problems at once, each naming the variable,
     the value (never a secret) and what is allowed.
     """
-    redactor = Redactor()
+    redactor = Redactor([each for name in SETTINGS_BY_VARIABLE for each in (name, f"{name}_FILE")])
     if password := environ.get("PGPASSWORD"):
         # The driver reads it by itself where the URL has none.
         redactor.learn(password)

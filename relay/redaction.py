@@ -32,11 +32,16 @@ _SHORT = 4
 
 
 class Redactor:
-    """Removes the passwords it was taught from texts. Learning and redacting are safe from several threads."""
+    """Removes the passwords it was taught from texts. Learning and redacting are safe from several threads.
 
-    __slots__ = ("_forms", "_pattern")
+    `names` are words of ours that are no secret, and stay whole where a password is a part of one: the settings' names,
+    without which an error would not say which setting it means.
+    """
 
-    def __init__(self) -> None:
+    __slots__ = ("_forms", "_names", "_pattern")
+
+    def __init__(self, names: Iterable[str] = ()) -> None:
+        self._names = sorted(names, key=len, reverse=True)
         self._forms: frozenset[str] = frozenset()
         self._pattern: re.Pattern[str] | None = None
 
@@ -48,7 +53,10 @@ class Redactor:
         self._forms = self._forms | forms
         # The longest first: a password may begin with another one.
         ordered = sorted(self._forms, key=lambda form: (-len(form), form))
-        self._pattern = re.compile("|".join(map(_alternative, ordered)))
+        within = [form for form in ordered if any(form in name for name in self._names)]
+        others = [form for form in ordered if form not in within]
+        names = [rf"(?P<name>\b(?:{'|'.join(map(re.escape, self._names))})\b)"] if within else []
+        self._pattern = re.compile("|".join([*map(_alternative, others), *names, *map(_alternative, within)]))
 
     def learn_url(self, text: str) -> None:
         """Every password in a URL, or in several separated by commas."""
@@ -57,7 +65,7 @@ class Redactor:
     def redact(self, text: str) -> str:
         """The text with `***` in place of every password, known or plain to see in a URL."""
         if self._pattern is not None:
-            text = self._pattern.sub(MASK, text)
+            text = self._pattern.sub(lambda found: found.groupdict().get("name") or MASK, text)
         return mask_urls(text)
 
 

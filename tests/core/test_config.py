@@ -305,6 +305,24 @@ def test_redaction_removes_every_form(password: str) -> None:
         assert form not in rest or form in "[]"
 
 
+@pytest.mark.parametrize("password", ["RELA", "DATABASE", "RELAY_DATABASE_URL", "_URL"])
+def test_a_settings_name_stays_readable_whatever_the_password(password: str) -> None:
+    """The error said `***Y_DATABASE_URL: does not begin with…`: nobody knew which setting."""
+    for environ in ({"RELAY_DATABASE_URL": password}, {"PGPASSWORD": password, "RELAY_DATABASE_URL": "x"}):
+        found = problems({**environ, "RELAY_PORT": password})
+        assert any(each.startswith("RELAY_DATABASE_URL: ") for each in found)
+        assert any("RELAY_AMQP_URL_FILE" in each for each in found)
+
+
+def test_a_password_that_begins_with_a_name_is_removed_whole() -> None:
+    redactor = Redactor(["RELAY_NAME"])
+    redactor.learn("RELAY_NAME-x", "RELAY", "pw-RELAY_NAME")
+    assert (
+        redactor.redact("RELAY_NAME: RELAY_NAME-x pw-RELAY_NAME RELAY RELAY_NAMES")
+        == "RELAY_NAME: *** *** *** ***_NAMES"
+    )
+
+
 def test_a_short_password_is_removed_as_a_word_only() -> None:
     redactor = Redactor()
     redactor.learn("a")

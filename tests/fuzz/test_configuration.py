@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from relay.config import load
@@ -111,6 +111,7 @@ environments = st.dictionaries(variables | files | strangers, values, max_size=6
 
 
 @given(environments)
+@example({"RELAY_DATABASE_URL": "RELA"})
 @settings(max_examples=400)
 def test_any_environment(environ: dict[str, str]) -> None:
     look(environ)
