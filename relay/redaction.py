@@ -124,6 +124,13 @@ def passwords_of(text: str) -> Iterable[str]:
         for name, value in re.findall(r"[?&]([^=&]+)=([^&#]*)", rest):
             if unquote(name).lower() in ("password", "passwd", "sslpassword") and value:
                 yield value
+    # What is no URL for us may have been meant as one more: `…?heartbeat=5,am:://u:password@h`.
+    for piece in re.split(r"[,\s]", text):
+        before = piece.rpartition("@")[0]
+        for colon in re.finditer(":", before):
+            password = before[colon.end() :]
+            if password and password[0] not in ":/":
+                yield password
 
 
 def _quoted(text: str, safe: str = "/") -> str:

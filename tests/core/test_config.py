@@ -323,6 +323,14 @@ def test_a_password_that_begins_with_a_name_is_removed_whole() -> None:
     )
 
 
+@pytest.mark.parametrize("second", ["am:://u:sesame@h/", "u:sesame@h", "amqp:/u:ses:ame@h?x=1", "u:ses,u:ame@h"])
+def test_a_password_where_no_url_could_be_told_is_removed(second: str) -> None:
+    """The error about a parameter quoted its value, and that was another URL with a slip in its scheme."""
+    (problem,) = problems({**ENVIRON, "RELAY_AMQP_URL": f"{AMQP}?heartbeat=5,{second}"})
+    assert problem.startswith("RELAY_AMQP_URL: has heartbeat=5")
+    assert "ame" not in problem.partition("; allowed is")[0]
+
+
 def test_a_short_password_is_removed_as_a_word_only() -> None:
     redactor = Redactor()
     redactor.learn("a")

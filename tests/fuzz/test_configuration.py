@@ -112,6 +112,7 @@ environments = st.dictionaries(variables | files | strangers, values, max_size=6
 
 @given(environments)
 @example({"RELAY_DATABASE_URL": "RELA"})
+@example({"RELAY_AMQP_URL": f"amqp://u:x:yzzySesame@mq/?heartbeat=5,am:://u:{PASSWORD}@h/v"})
 @settings(max_examples=400)
 def test_any_environment(environ: dict[str, str]) -> None:
     look(environ)
