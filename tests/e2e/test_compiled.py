@@ -11,7 +11,6 @@ import pytest
 
 from bench.compiled import ROOT, compiled_tree
 from bench.compiled import environment as of_tree
-from bench.errors import Unavailable
 from relay import __version__
 from relay.build import BUILD
 
@@ -27,12 +26,7 @@ raise SystemExit(pytest.main(["-q", "-n", "0", "tests/core", "-o", "pythonpath="
 
 @pytest.fixture(scope="module")
 def tree() -> Path:
-    try:
-        return compiled_tree()
-    except Unavailable as missing:
-        if "PURE" in str(missing):
-            pytest.skip(str(missing))
-        raise
+    return compiled_tree()
 
 
 def run(tree: Path, *arguments: str, timeout_s: float = 300.0) -> str:

@@ -112,6 +112,15 @@ async def owns(world: World, relay: Relay, shard: int = 0) -> None:
     await world.until(lambda: world.database.shards[shard].owner == relay.name, what=f"{relay.name} owns {shard}")
 
 
+async def first_aside(world: World, state: str) -> str:
+    """A relay, and the row of key a that reaches no queue, once it is aside so."""
+    world.start()
+    world.rabbit.route("nowhere", False)
+    (row,) = world.add("a", event_type="nowhere")
+    await is_aside(world, row, state)
+    return row
+
+
 def failing_head(world: World) -> tuple[str, str]:
     """One key's two rows in one commit, of which the first reaches no queue."""
     world.rabbit.route("nowhere", False)

@@ -11,6 +11,7 @@ import asyncio
 from .steps import (
     aside,
     failing_head,
+    first_aside,
     in_flight,
     is_aside,
     is_sent,
@@ -67,10 +68,7 @@ def test_h2_a_row_read_later_is_moved_aside() -> None:
     """1 is deferred; 2 commits later and is read: it waits behind 1."""
 
     async def script(world: World) -> None:
-        world.start()
-        world.rabbit.route("nowhere", False)
-        (a1,) = world.add("a", event_type="nowhere")
-        await is_aside(world, a1, "deferred")
+        a1 = await first_aside(world, "deferred")
         (a2,) = world.add("a")
         await is_aside(world, a2, "held")
         world.rabbit.route("nowhere", True)
@@ -120,10 +118,7 @@ def test_h4_a_scheduled_row_falls_due_behind_a_deferred_one() -> None:
     """1 deferred; scheduled 2 falls due first."""
 
     async def script(world: World) -> None:
-        world.start()
-        world.rabbit.route("nowhere", False)
-        (a1,) = world.add("a", event_type="nowhere")
-        await is_aside(world, a1, "deferred")
+        a1 = await first_aside(world, "deferred")
         (a2,) = world.add("a", available_in_s=1.0)
         await is_aside(world, a2, "scheduled")
         await asyncio.sleep(2.0)
@@ -192,10 +187,7 @@ def test_h4_a_newcomer_below_a_held_row() -> None:
     """The head 1 is due and in flight, 3 held behind it; 2 is read late and moved aside: it goes before 3."""
 
     async def script(world: World) -> None:
-        world.start()
-        world.rabbit.route("nowhere", False)
-        (a1,) = world.add("a", event_type="nowhere")
-        await is_aside(world, a1, "deferred")
+        a1 = await first_aside(world, "deferred")
         w0 = world.begin()
         a2 = world.insert(w0, "a")
         (a3,) = world.add("a")
@@ -292,10 +284,7 @@ def test_o1_excludes_settlements() -> None:
     """1 is parked, an operator sees nothing held behind it; 2 is tested before the operator has discarded 1."""
 
     async def script(world: World) -> None:
-        world.start()
-        world.rabbit.route("nowhere", False)
-        (a1,) = world.add("a", event_type="nowhere")
-        await is_aside(world, a1, "parked")
+        a1 = await first_aside(world, "parked")
         discarding = asyncio.create_task(world.operate("discard", [a1], hold_lock_s=0.5))
         await asyncio.sleep(0.1)
         (a2,) = world.add("a")
