@@ -68,6 +68,8 @@ class Keeper:
             renewal = await engine.outbox.renew(self._held(), available=engine.is_available)
             engine.database_time.observe(renewal.database_time, sent_at)
             self._take(renewal, sent_at)
+            if strays := engine.leases.strays(renewal):
+                await engine.outbox.release(strays)
             if engine.is_available and not engine.is_stopping:
                 wanted = engine.leases.claims_wanted(renewal)
                 if wanted:

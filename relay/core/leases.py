@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from relay.core.ports import SHARDS, Claim, Renewal
+from relay.core.ports import SHARDS, Claim, Held, Renewal
 
 KEEP_LEASES = 6
 """A shard whose hand-over took too long is worked on for so many leases' time before the next try (L5)."""
@@ -129,13 +129,14 @@ class Leases:
 
     # ------------------------------------------------------------ fair share
 
-    def claims_wanted(self, renewal: Renewal) -> int:
-        """How many shards to claim now, up to this relay's share.
+    def strays(self, renewal: Renewal) -> dict[int, Held]:
+        """Shards that are ours in the table and not here: we were unseated, or the answer to a claim was lost. Nobody claims
+        them before our lease has run out, unless we give them back."""
+        return {shard: Held(epoch, None) for shard, (epoch, _) in renewal.mine.items() if shard not in self._held}
 
-        Shards that are ours in the table and not here are claimed too: a claim whose answer was lost left them behind.
-        """
-        forgotten = sum(1 for shard in renewal.mine if shard not in self._held)
-        if renewal.claimable + forgotten == 0 or renewal.relays == 0:
+    def claims_wanted(self, renewal: Renewal) -> int:
+        """How many shards to claim now, up to this relay's share; strays have been given back."""
+        if renewal.claimable + len(self.strays(renewal)) == 0 or renewal.relays == 0:
             return 0
         return max(0, _share(renewal.relays) - len(self._held))
 

@@ -149,8 +149,8 @@ class _Walk:
             "floors",
             f"shard {passed.shard}: {many} never sent at or below its floor {passed.floor}, the lowest seq is"
             f" {passed.lowest_seq}: nobody reads there any more",
-            f"UPDATE {table} SET floor = {passed.lowest_seq - 1}, epoch = epoch + 1, owner = NULL, owner_pid = NULL,"
-            f" owner_backend_start = NULL, leased_until = NULL WHERE shard = {passed.shard}"
+            f"UPDATE {table} SET floor = {passed.lowest_seq - 1}, epoch = epoch + 1"
+            f" WHERE shard = {passed.shard}"
             f" AND floor >= {passed.lowest_seq}; running relays also find them by themselves, in time",
             {"shard": passed.shard, "floor": passed.floor, "rows": passed.rows, "lowest_seq": passed.lowest_seq},
         )

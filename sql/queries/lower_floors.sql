@@ -7,7 +7,6 @@
 WITH locked AS MATERIALIZED (
         SELECT s.shard, k.seq FROM {shard} s JOIN unnest($2::smallint[], $3::bigint[]) k(shard, seq) ON k.shard = s.shard
          WHERE s.owner = $1::text AND s.floor >= k.seq ORDER BY s.shard FOR UPDATE OF s)
-UPDATE {shard} s SET epoch = s.epoch + 1, floor = least(s.floor, locked.seq - 1), owner = NULL, owner_pid = NULL,
-       owner_backend_start = NULL, leased_until = NULL
+UPDATE {shard} s SET epoch = s.epoch + 1, floor = least(s.floor, locked.seq - 1)
   FROM locked WHERE s.shard = locked.shard
 RETURNING s.shard, s.floor

@@ -9,7 +9,6 @@ WITH r AS MATERIALIZED (
         SELECT {shard_of_o} AS shard, o.aside, o.aggregate_type, o.aggregate_id FROM {table} o
          WHERE o.id = $1::text AND o.seq = $2::bigint AND o.sent_at IS NULL),
      lowered AS (
-        UPDATE {shard} s SET epoch = s.epoch + 1, floor = least(s.floor, $2::bigint - 1), owner = NULL, owner_pid = NULL,
-               owner_backend_start = NULL, leased_until = NULL
+        UPDATE {shard} s SET epoch = s.epoch + 1, floor = least(s.floor, $2::bigint - 1)
           FROM r WHERE s.shard = r.shard AND r.aside IS NULL)
 SELECT $2::bigint AS seq, coalesce(r.aggregate_type, '') AS aggregate_type, r.aggregate_id FROM r

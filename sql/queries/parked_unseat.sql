@@ -5,6 +5,6 @@
 -- Locks:   the shards' rows, locked FOR UPDATE already.
 -- Index:   none needed, the table has 64 rows.
 -- Caller:  relay/parked_table.py.
-UPDATE {shard} s SET epoch = s.epoch + 1, owner = NULL, owner_pid = NULL, owner_backend_start = NULL, leased_until = NULL
+UPDATE {shard} s SET epoch = s.epoch + 1
  WHERE s.shard IN (SELECT (hashtextextended(k.a COLLATE "C", hashtext(k.t COLLATE "C")) & 63)::smallint
                      FROM unnest($1::text[], $2::text[]) k(t, a))

@@ -229,6 +229,15 @@ async def test_a_shard_whose_row_is_locked_is_given_with_a_later_renewal() -> No
     assert not len(parts.engine.leases)
 
 
+async def test_what_is_ours_in_the_table_alone_is_given_back_and_claimed_anew() -> None:
+    """Unseated under a higher epoch, or the answer to a claim was lost: nobody could claim it before the lease ran out."""
+    parts = Parts(renew=renewal({0: (2, 0), 3: (5, 0)}), claim=[Claim(0, 3, 0)])
+    await parts.keeper._renew()
+    assert parts.outbox.calls("release")[0].arguments[0] == {0: Held(2, None), 3: Held(5, None)}
+    assert [call.name for call in parts.outbox.log[:3]] == ["renew", "release", "claim"]
+    assert parts.engine.leases.epoch(0) == 3
+
+
 @pytest.mark.parametrize(("locked_for", "tries"), [(0, 1), (2, 3), (99, LEAVING_TRIES)])
 async def test_a_relay_that_stops_tries_some_times_to_give_a_locked_shard(locked_for: int, tries: int) -> None:
     answers = iter([frozenset({0})] * locked_for + [frozenset()])

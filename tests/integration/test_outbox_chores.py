@@ -11,6 +11,7 @@ import pytest
 
 from relay.core.ports import (
     Discarded,
+    Held,
     Searched,
 )
 from tests.conftest import eventually
@@ -83,8 +84,9 @@ async def test_the_search_lowers_a_floor_that_hides_a_row(
     searched = await relay.search([(shard, 0), (shard, 7), ((shard + 1) % ALL, 0)], 3)
     assert searched == Searched([7, None, None], 5, {shard: 4})
     renewal = await relay.renew(relay.held(floor=12), available=True)
-    assert shard not in renewal.mine
-    assert len(renewal.mine) == ALL - 1
+    assert renewal.mine[shard] == (2, 4)
+    assert len(renewal.renewed) == ALL - 1
+    await relay.release({shard: Held(2, None)})
     (claim,) = await relay.claim(1)
     assert (claim.shard, claim.epoch, claim.floor) == (shard, 3, 4)
 

@@ -12,6 +12,7 @@ import pytest
 
 from relay import migrate, parked, pause
 from relay.config import Config
+from relay.core.ports import Held
 from relay.errors import DatabaseRefused
 from relay.parked_rows import Action, Filter, Listing
 from relay.parked_table import ParkedTable, open_parked
@@ -87,9 +88,10 @@ async def test_redrive_of_an_unmarkable_row_lowers_the_floor_and_unseats_the_own
     assert (outcome.done, outcome.republished) == (1, [row.id])
     assert "a second time" in " ".join(outcome_lines(outcome))
     assert await database.fetchval("SELECT count(*) FROM outbox_fault") == 0
-    lowered = await database.fetch("SELECT shard, epoch, floor, owner FROM outbox_shard WHERE owner IS NULL")
-    assert [tuple(record) for record in lowered] == [(row.shard, before[row.shard or 0] + 1, 0, None)]
+    lowered = await database.fetch("SELECT shard, epoch, floor, owner FROM outbox_shard WHERE floor = 0")
+    assert [tuple(record) for record in lowered] == [(row.shard, before[row.shard or 0] + 1, 0, "a-1")]
     assert await database.fetchval("SELECT count(*) FROM outbox_shard WHERE floor = 2") == 63
+    await relay.release({row.shard or 0: Held(before[row.shard or 0] + 1, None)})
     relay.take(await relay.claim(64))
     assert [row.seq for row in await relay.read()] == [1, 2]
     await relay.close()

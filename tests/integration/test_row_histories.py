@@ -232,7 +232,7 @@ class Histories(RuleBasedStateMachine):
         """Somebody unseats the owner, as the lowering of a floor does; it claims them again."""
         self.do(
             self.database.execute(
-                "UPDATE outbox_shard SET epoch = epoch + 1, owner = NULL, leased_until = NULL WHERE shard % $1 = 0",
+                "UPDATE outbox_shard SET epoch = epoch + 1 WHERE shard % $1 = 0",
                 dice % 2 + 1,
             )
         )

@@ -11,7 +11,7 @@ import asyncpg
 import pytest
 
 from relay import config, migrate
-from relay.core.ports import Settled
+from relay.core.ports import Held, Settled
 from relay.errors import DatabaseRefused
 from relay.message import Row
 from relay.parked import Action, Filter, act
@@ -397,6 +397,7 @@ async def test_a_promotion_that_an_operator_cannot_make_is_the_next_owners(
     finally:
         await application.close()
     assert await states(database) == ["held+", "held+"]
+    await relay.release({head.shard: Held(relay.epochs[head.shard] + 1, None)})
     relay.take(await relay.claim(ALL))
     stuck = await relay.stuck()
     assert stuck == [(follower.shard, follower.key)]

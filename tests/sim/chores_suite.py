@@ -408,7 +408,10 @@ async def case_the_search_finds_what_a_floor_has_passed(table: Table) -> None:
     assert (list(searched.reached), searched.rows, searched.lowered) == ([None], 0, {})
     searched = await outbox.search([(shard, 1), (shard, BOTTOM)], 1)
     assert (list(searched.reached), searched.rows, searched.lowered) == ([2, 1], 2, {shard: 0})
-    assert shard not in (await outbox.renew({shard: Held(claims[shard].epoch, 3)}, available=True)).mine
+    unseated = (await outbox.renew({shard: Held(claims[shard].epoch, 3)}, available=True)).mine[shard]
+    assert unseated == (claims[shard].epoch + 1, 0)
+    assert not await outbox.claim(SHARDS), "nobody's while its owner may not have heard of it"
+    await outbox.release({shard: Held(unseated[0], None)})
     (again,) = await outbox.claim(SHARDS)
     assert (again.shard, again.floor) == (shard, 0)
     assert again.epoch > claims[shard].epoch + 1

@@ -58,6 +58,8 @@ class Database:
         self._alive: set[int | None] = set()
         """Their pids."""
         self.row_locks: set[str] = set()
+        self.unseated: dict[int, str] = {}
+        """Shards whose owner has not given them back since it was unseated."""
         self.unmarkable: set[str] = set()
         """Ids of rows whose every change a trigger refuses."""
         self.faults: set[tuple[int, str]] = set()
@@ -365,13 +367,18 @@ class Database:
         return promoted
 
     def unseat(self, shard: int, floor: int | None = None) -> None:
-        """Raise the epoch and clear the owner: an operator leaves the rest to the next one, or has lowered the floor."""
+        """Raise the epoch: an operator leaves the rest to who claims it next, or has lowered the floor."""
         before = self.shards[shard]
         lowest = before.floor if floor is None else min(floor, before.floor)
-        unseated = replace(before, epoch=before.epoch + 1, owner=None, owner_pid=None, leased_until=0.0, floor=lowest)
+        unseated = replace(before, epoch=before.epoch + 1, floor=lowest)
         self.put_shard(shard, unseated)
         if before.owner is not None:
-            self.oracle.taken(shard, before.owner)
+            self.unseated[shard] = before.owner
+
+    def given_back(self, shard: int) -> None:
+        """What its owner published after it was unseated is repeated."""
+        if (owner := self.unseated.pop(shard, None)) is not None:
+            self.oracle.taken(shard, owner)
 
     # -------------------------------------------------------- shard locks (FOR UPDATE)
 

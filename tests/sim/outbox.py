@@ -191,6 +191,7 @@ class FakeOutbox(Settling):
                 database.put_shard(
                     number, DbShard(shard.epoch, None, None, 0.0, floor, database.last_seq(), shard.parked_hold)
                 )
+                database.given_back(number)
                 given.append(number)
         self._commit()
         self._note("releases", [each for each in given if self._has_rows(each)])
