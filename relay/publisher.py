@@ -48,6 +48,8 @@ class Publisher:
         self._broker = broker
         self._quarantine = Quarantine(engine)
         self._pace = Pace(engine.settings.in_flight_max)
+        self._unobserved: list[tuple[list[Row], float]] = []
+        """Confirmed rows, and when, that the metrics do not have yet."""
         self._is_exchange_refused = False
         """The last link was closed over the configured exchange, and no confirm came since."""
         self._has_been_connected = False
@@ -129,6 +131,7 @@ class Publisher:
         engine = self._engine
         while True:
             wait_s = self._turn()
+            self._observe()
             if wait_s is not None and wait_s <= 0:
                 await asyncio.sleep(0)
                 continue
@@ -231,17 +234,8 @@ class Publisher:
         self._note_outcome("acked", rows)
         if len(confirmed) < len(rows):
             engine.chains.offer_again()
-        now = engine.clock.now()
-        metrics = engine.metrics
-        waits = [now - row.published_at for row in confirmed]
-        self._pace.on_confirmed(sum(waits), len(waits), now)
-        metrics.confirm_seconds.observe_many(waits)
-        if engine.database_time.is_known:
-            time = engine.database_time.now()
-            metrics.last_confirm_timestamp_seconds = time
-            metrics.delivery_seconds.observe_many(
-                [time - (row.created_at if row.rare is None else _since(row)) for row in confirmed]
-            )
+        # Not now: what waits for these confirms is published first, in `on_writable`.
+        self._unobserved.append((confirmed, self._last_progress_at))
         unsettled = len(engine.decisions.sent)
         engine.decisions.sent.extend(confirmed)
         if not unsettled or unsettled + len(confirmed) >= engine.batch_rows:
@@ -306,6 +300,23 @@ class Publisher:
         # At once, not when the loop comes round to `run`: a key's next message waits for nothing but this.
         if self._turn() is not None:
             self._engine.to_publish.set()
+        self._observe()
+
+    def _observe(self) -> None:
+        """How long confirmed rows took, for the window and the metrics."""
+        engine = self._engine
+        metrics, database_time = engine.metrics, engine.database_time
+        for confirmed, now in self._unobserved:
+            waits = [now - row.published_at for row in confirmed]
+            self._pace.on_confirmed(sum(waits), len(waits), now)
+            metrics.confirm_seconds.observe_many(waits)
+            if database_time.is_known:
+                time = database_time.now() - (engine.clock.now() - now)
+                metrics.last_confirm_timestamp_seconds = time
+                metrics.delivery_seconds.observe_many(
+                    [time - (row.created_at if row.rare is None else _since(row)) for row in confirmed]
+                )
+        self._unobserved.clear()
 
     def on_suspected(self, rows: Sequence[Row], error: str, *, alone: bool) -> None:
         self._note_outcome("lost", rows, error)
@@ -334,6 +345,7 @@ class Publisher:
 
     def on_closed(self, lost: Sequence[Row], closed: Closed, error: str) -> None:
         engine = self._engine
+        self._observe()
         self._note_outcome("lost", lost, error)
         engine.link = None
         engine.chains.has_orphans = False
@@ -424,6 +436,7 @@ class Publisher:
         engine = self._engine
         link = engine.link
         now = engine.clock.now()
+        self._observe()
         self._stall.look(link, now)
         nacked_s = 0.0 if self._nacked_since is None else now - self._nacked_since
         if link is not None and link.in_flight == 0 and nacked_s >= self._nacked_rebuild_s:

@@ -44,6 +44,9 @@ class Leases:
         self._margin_s = lease_s * 0.1
         self._held: dict[int, Lease] = {}
         self._is_suspended = False
+        self._writable: list[bool] | None = None
+        """The last answer to `writable`; none once something has changed."""
+        self._writable_until = 0.0
 
     def __len__(self) -> int:
         return len(self._held)
@@ -70,6 +73,7 @@ class Leases:
 
     def on_claimed(self, claims: Iterable[Claim], sent_at: float) -> None:
         """`sent_at`: boot-time seconds before the claim was sent."""
+        self._writable = None
         for claim in claims:
             until = sent_at + self._lease_s - self._margin_s
             self._held[claim.shard] = Lease(
@@ -85,6 +89,7 @@ class Leases:
 
     def on_renewal(self, renewal: Renewal, sent_at: float) -> list[int]:
         """Extend what was renewed; returns the shards that are lost, already forgotten here."""
+        self._writable = None
         lost: list[int] = []
         for shard, lease in list(self._held.items()):
             mine = renewal.mine.get(shard)
@@ -104,12 +109,14 @@ class Leases:
         return any(shard not in renewal.renewed for shard in self._held)
 
     def drop(self, shard: int) -> None:
+        self._writable = None
         self._held.pop(shard, None)
 
     # ------------------------------------------------------------ the fence
 
     def suspend(self) -> None:
         """The renewing session is gone: write nothing for a shard until its renewal succeeded (L3)."""
+        self._writable = None
         self._is_suspended = True
         for lease in self._held.values():
             # One by one: a shard that the next renewal skips may be taken at once, its session being gone.
@@ -119,12 +126,20 @@ class Leases:
         """How many leases stand at boot-time `now`; one that ran out, or whose session is gone, may be another's."""
         return 0 if self._is_suspended else sum(now < lease.until for lease in self._held.values())
 
-    def writable(self, now: float) -> list[bool]:
-        """By shard, whether something may be published for it at boot-time `now` (L3, L4, L5)."""
-        flags = [False] * SHARDS
-        if not self._is_suspended:
-            for shard, lease in self._held.items():
-                flags[shard] = lease.giving_since is None and now < lease.until
+    def writable(self, now: float) -> Sequence[bool]:
+        """By shard, whether something may be published for it at boot-time `now` (L3, L4, L5).
+
+        Asked for each publish: worked out again only when a lease has changed or run out.
+        """
+        flags = self._writable
+        if flags is None or now >= self._writable_until:
+            flags, until = [False] * SHARDS, float("inf")
+            if not self._is_suspended:
+                for shard, lease in self._held.items():
+                    if lease.giving_since is None and now < lease.until:
+                        flags[shard] = True
+                        until = min(until, lease.until)
+            self._writable, self._writable_until = flags, until
         return flags
 
     # ------------------------------------------------------------ fair share
@@ -153,10 +168,12 @@ class Leases:
         return free[-excess:]
 
     def give(self, shard: int, now: float) -> None:
+        self._writable = None
         self._held[shard].giving_since = now
 
     def keep(self, shard: int, now: float) -> None:
         """A hand-over took too long: go on with the shard, try later (L5)."""
+        self._writable = None
         lease = self._held[shard]
         lease.giving_since = None
         lease.kept_until = now + KEEP_LEASES * self._lease_s
