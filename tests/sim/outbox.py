@@ -201,7 +201,13 @@ class FakeOutbox(Settling):
         return await self._call("leave", "keeper", at_once(self._leave))
 
     def _leave(self) -> None:
-        self.database.put_relay(self.instance, None)
+        database = self.database
+        for number, shard in database.shards.items():
+            if shard.owner == self.instance and number not in database.exclusive:
+                given = DbShard(shard.epoch, None, None, 0.0, shard.floor, shard.last_seq, shard.parked_hold)
+                database.put_shard(number, given)
+                database.given_back(number)
+        database.put_relay(self.instance, None)
         self._commit()
 
     async def check(self) -> Check:

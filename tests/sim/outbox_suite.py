@@ -212,6 +212,16 @@ async def case_renews_what_is_ours_and_stores_floors(table: Table) -> None:
     assert (await first.renew(held, available=True)).relays == 1
 
 
+async def case_who_leaves_keeps_nothing(table: Table) -> None:
+    """L5: also where it was unseated since its last renewal, so that its release names an epoch of the past."""
+    first, second = await table.relay("a"), await table.relay("b")
+    claims = await claim_all(first)
+    await first.release({shard: Held(claim.epoch - 1, None) for shard, claim in claims.items()})
+    assert not await second.claim(SHARDS)
+    await first.leave()
+    assert (await claim_all(second)).keys() == claims.keys()
+
+
 async def case_a_stale_epoch_settles_nothing(table: Table) -> None:
     (id_,) = await table.insert("k")
     first, second = await table.relay("a"), await table.relay("b")
