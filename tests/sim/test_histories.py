@@ -7,10 +7,13 @@ copies, attempts, floors. What a test asserts itself is what the oracle cannot k
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
+
+import pytest
 
 from relay.core.ports import PageRequest, Settlement
 
-from .oracle import Outcome
+from .oracle import Outcome, Violation
 from .steps import (
     aside,
     brings,
@@ -113,6 +116,51 @@ def test_p3_an_orphans_confirm_settles_nothing() -> None:
 
 
 # ---------------------------------------------------------------- leases
+
+
+def taken_over_unawares(world: World, owner: str) -> None:
+    """The server ends the renewing session, and no word of it arrives."""
+    keeper = min((each for each in world.database.sessions if each.instance == owner), key=lambda each: each.pid)
+    keeper.on_gone = lambda why: None
+    world.database.terminate(keeper, "terminated")
+
+
+def clock_set_forward(world: World, owner: str) -> None:
+    """All leases run out at once, by the database's clock alone."""
+    world.jump(8.0)
+
+
+@pytest.mark.xfail(strict=True, raises=Violation, reason="not mended: told in protocol.md, What the rules do not reach")
+@pytest.mark.parametrize("befalls", [taken_over_unawares, clock_set_forward])
+def test_a_former_owner_that_does_not_know_yet(befalls: Callable[[World, str], None]) -> None:
+    """B claims while A's own deadline has not come; B defers 1; A reads 2, alone, and publishes it."""
+
+    async def script(world: World) -> None:
+        a = world.start()
+        await owns(world, a)
+        b = world.start()
+        await asyncio.sleep(3.0)
+        if world.database.shards[0].owner == b.name:
+            a, b = b, a
+        world.rabbit.route("nowhere", False)
+        renewal = world.stop_at("renew", relay=a)
+        await renewal.reached()
+        page = world.stop_at("page", relay=a)
+        world.add("x")
+        await page.reached()
+        befalls(world, a.name)
+        (one,) = world.add("a", event_type="nowhere")
+        await owns(world, b)
+        await is_aside(world, one, "deferred")
+        (two,) = world.add("a")
+        page.resume()
+        await in_flight(world, two)
+        renewal.resume()
+        world.rabbit.route("nowhere", True)
+        await world.delivered(one, two)
+        assert world.order("a") == [one, two]
+
+    play(script, settings(retry_delays_s=(0.2,) * 20))
 
 
 def test_l3_who_loses_the_renewing_session_stops_writing() -> None:
