@@ -19,6 +19,9 @@ LEAVING_TRIES = 5
 """So often a relay that stops tries to give back a shard whose row somebody has locked; then its session's end frees it (L3)."""
 
 RENEWALS_PER_LEASE = 5
+RENEWAL_INTERVAL_S_MAX = 1.0
+"""Also with a long lease: by renewals a relay hears of a pause, of shards that are free, and that it was unseated."""
+
 WITHOUT_BROKER_LEASES = 3
 """Without a broker for so many leases' time a relay gives its shards away (L6)."""
 
@@ -87,7 +90,7 @@ class Keeper:
             return SKIPPED_RETRY_S
         if engine.leases.giving():
             return SKIPPED_RETRY_S
-        return engine.settings.lease_s / RENEWALS_PER_LEASE
+        return min(engine.settings.lease_s / RENEWALS_PER_LEASE, RENEWAL_INTERVAL_S_MAX)
 
     def _held(self) -> dict[int, Held]:
         engine = self._engine

@@ -189,6 +189,20 @@ def test_l3_who_loses_the_renewing_session_stops_writing() -> None:
     play(script)
 
 
+def test_r5_who_was_unseated_gives_the_shard_back_soon_whatever_the_lease() -> None:
+    """Nobody else can claim it before."""
+
+    async def script(world: World) -> None:
+        world.start()
+        (a,) = world.add("a")
+        await is_sent(world, a)
+        world.unseat(0)
+        (b,) = world.add("b")
+        await world.until(lambda: world.oracle.entries[b].is_sent, 2.0, "settled under the next epoch")
+
+    play(script, settings(lease_s=60.0))
+
+
 def test_l4_a_frozen_relay_writes_nothing_after_its_lease() -> None:
     """A freezes with rows ready (an alarm kept them), B takes over, A wakes: the oracle looks at every publish."""
 
