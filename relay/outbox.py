@@ -257,6 +257,7 @@ class PostgresOutbox:
             request.limit,
             request.span,
             request.inline_bytes,
+            self._instance,
         ]
         async with self._sessions.call(Group.READER, READ_DEADLINE_S) as session:
             if request.probed:
@@ -289,7 +290,7 @@ class PostgresOutbox:
     async def due(self, cursors: Mapping[int, int], limit: int) -> Due:
         shards = list(cursors)
         async with self._sessions.call(Group.READER, READ_DEADLINE_S) as session:
-            records = await session.read("due", shards, list(cursors.values()), limit, self._is_ordered)
+            records = await session.read("due", shards, list(cursors.values()), limit, self._is_ordered, self._instance)
             ((later_s,),) = await session.read("due_later", shards)
         released, blocked = due_rows(records)
         return Due(released, blocked, None if later_s is None or math.isinf(later_s) else later_s)

@@ -1,7 +1,8 @@
 -- Purpose: rows aside whose time has come, at or below the cursors, oldest due first (H4, H6), each with whether a
 --          lower row of its key holds it. The rows are chosen first, by their addresses, and only those are looked
 --          at closely. A row of the fault table is not released and holds nobody.
--- Values:  $1 shards, $2 cursors, $3 rows in all, $4 whether keys are ordered.
+--          Nothing of a shard that is another's in this snapshot (L8).
+-- Values:  $1 shards, $2 cursors, $3 rows in all, $4 whether keys are ordered, $5 instance.
 -- Locks:   none.
 -- Index:   {aside_due_index}, then {aside_key_index} once a row.
 -- Caller:  relay/outbox.py `due`.
@@ -13,6 +14,7 @@ WITH chosen AS MATERIALIZED (
                AND o.seq <= f.cursor AND o.sent_at IS NULL
                AND (NOT (SELECT EXISTS (SELECT FROM {fault})) OR (SELECT 1 FROM {fault} u WHERE u.seq = o.seq AND u.id = o.id) IS NULL)
              ORDER BY o.due_at, o.seq LIMIT $3::int) x
+         WHERE f.shard = ANY (ARRAY (SELECT s.shard FROM {shard} s WHERE s.owner = $5::text))
          ORDER BY x.due_at, x.seq LIMIT $3::int)
 SELECT o.aside, $4::bool AND o.aggregate_id IS NOT NULL AND {blocker} AS is_blocked,
        {shard_of_o} AS shard, {row}

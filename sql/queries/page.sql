@@ -1,9 +1,10 @@
 -- Purpose: the next rows (R2): which of the listed writers have ended in this very snapshot, and the rows above the
---          lowest of a shard's cursor and their lows. A shard without a row gives one line of nulls.
+--          lowest of a shard's cursor and their lows. A shard without a row gives one line of nulls, one that is not this
+--          relay's in this snapshot none at all (L8): looked up once, for a join costs a fifth of an empty page.
 -- Values:  $1..$5 the list (number, low, xid or null, gone, asked); $6 shards, $7 cursors, each as an array's text, $8 up to which seq (S, or none
 --          to read beyond it, R3), $9 rows a shard, $10 up to how many seqs above where a shard begins: what is sent is
---          looked at too, and there may be very much of it; $11 the largest body that comes along. {is_blocked}: nothing, or
---          for the shards in $12 whether a row has a blocker (H2). Rows in the
+--          looked at too, and there may be very much of it; $11 the largest body that comes along; $12 instance. {is_blocked}: nothing, or
+--          for the shards in $13 whether a row has a blocker (H2). Rows in the
 --          fault table are left out, by one probe a row (an EXISTS would read all of that table into a hash).
 -- Locks:   none.
 -- Index:   {read_index}, one descent a shard; other shapes than this lateral were 10-1,000 times slower.
@@ -22,3 +23,4 @@ SELECT e.ended, f.shard, x.*
            AND o.seq <= least($8::bigint, least(f.cursor, e.low) + $10::bigint) AND o.sent_at IS NULL
            AND (NOT (SELECT EXISTS (SELECT FROM {fault})) OR (SELECT 1 FROM {fault} u WHERE u.seq = o.seq AND u.id = o.id) IS NULL)
          ORDER BY o.seq LIMIT $9::int) x ON true
+ WHERE f.shard = ANY (ARRAY (SELECT s.shard FROM {shard} s WHERE s.owner = $12::text))

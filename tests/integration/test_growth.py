@@ -12,7 +12,7 @@ from relay.core.reading import Reading
 from relay.errors import DatabaseRefused
 from relay.sessions import Group
 from tests.integration.relay import ALL, Relay, request
-from tests.integration.test_plans import rows_touched
+from tests.integration.test_plans import instance_of, rows_touched
 
 SENT = 100_000
 HELD_KEYS = 20_000
@@ -54,7 +54,17 @@ async def test_no_page_walks_through_all_that_was_sent(
     assert found == [SENT // 2, SENT]
     await connection.execute("RESET statement_timeout")
     touched, _ = await rows_touched(
-        relay, Group.READER, "page", *["'{}'"] * 5, SHARDS, CURSORS, str(SENT), "50", "1000", str(INLINE)
+        relay,
+        Group.READER,
+        "page",
+        *["'{}'"] * 5,
+        SHARDS,
+        CURSORS,
+        str(SENT),
+        "50",
+        "1000",
+        str(INLINE),
+        instance_of(relay),
     )
     assert touched <= 1000 + ALL, "a plan's rows are rounded, a shard"
 
@@ -75,7 +85,7 @@ async def test_a_row_of_a_shard_with_very_many_held_keys_costs_one_look(
     page = await relay.page(request(range(ALL), probed=list(range(ALL))))
     assert len(page.rows) == 660
     assert set(page.blocked) == {row.seq for row in page.rows if row.aggregate_id and row.aggregate_id[0] == "h"}
-    values = [*["'{}'"] * 5, SHARDS, CURSORS, "1000000", "100", "1000000", str(INLINE)]
+    values = [*["'{}'"] * 5, SHARDS, CURSORS, "1000000", "100", "1000000", str(INLINE), instance_of(relay)]
     plain, _ = await rows_touched(relay, Group.READER, "page", *values)
     touched, indexes = await rows_touched(relay, Group.READER, "page_probed", *values, SHARDS)
     assert plain <= 660 + ALL, "a plan's rows are rounded, a shard"

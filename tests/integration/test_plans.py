@@ -45,6 +45,11 @@ def nodes(plan: dict[str, Any]) -> Iterator[dict[str, Any]]:
         yield from nodes(child)
 
 
+def instance_of(relay: Relay) -> str:
+    """As an argument of a statement's text."""
+    return f"'{relay._instance}'"
+
+
 async def rows_touched(relay: Relay, group: Group, name: str, *arguments: str) -> tuple[float, set[str]]:
     """Rows of the outbox that the statement looked at, and the indexes by which; run, and rolled back."""
     session = relay._sessions._sessions[group]
@@ -84,7 +89,7 @@ async def a_page_looks_at_the_rows_that_it_brings(relay: Relay) -> None:
     shards = f"'{{{','.join(map(str, range(64)))}}}'"
     cursors = f"'{{{','.join(['100000'] * 64)}}}'"
     touched, indexes = await rows_touched(
-        relay, Group.READER, "page", *["'{}'"] * 5, shards, cursors, "200000", "5", "100000", "8192"
+        relay, Group.READER, "page", *["'{}'"] * 5, shards, cursors, "200000", "5", "100000", "8192", instance_of(relay)
     )
     assert "outbox_read" in indexes
     assert touched <= 64 * 5

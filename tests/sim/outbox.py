@@ -270,7 +270,7 @@ class FakeOutbox(Settling):
         for shard, cursor in zip(request.shards, request.cursors, strict=True):
             above = cursor if low is None else min(cursor, low)
             pending = database.pending[shard]
-            if not pending:
+            if not pending or not self._is_ours(shard):
                 continue
             found = sorted(
                 (
@@ -288,6 +288,9 @@ class FakeOutbox(Settling):
         if rows or ended:
             self._note("reads", f"{[row.id for row in rows]} S={request.last_seq} ended={ended}")
         return Page(ended, rows, blocked)
+
+    def _is_ours(self, shard: int) -> bool:
+        return self.database.shards[shard].owner == self.instance
 
     async def load(self, rows: Sequence[Row]) -> Sequence[Row]:
         bodies = await self._call("load", "reader", at_once(lambda: self._load(rows)), rows)
@@ -323,6 +326,7 @@ class FakeOutbox(Settling):
         waiting = [
             row
             for shard in cursors
+            if self._is_ours(shard)
             for row in database.aside[shard].values()
             if row.aside in (Aside.DEFERRED, Aside.SCHEDULED) and row.due_at is not None and database.is_sound(row)
         ]

@@ -222,6 +222,29 @@ async def case_who_leaves_keeps_nothing(table: Table) -> None:
     assert (await claim_all(second)).keys() == claims.keys()
 
 
+async def case_a_former_owner_reads_nothing(table: Table) -> None:
+    """L8: whether it has heard of the other's claim or not, and whoever claimed it."""
+    await table.insert("k", 2)
+    first, second = await table.relay("a"), await table.relay("b")
+    claims = await claim_all(first)
+    one, two = (await read(first, claims)).rows
+    shard = one.shard
+    await first.settle(
+        Settlement(
+            fences=fenced(claims, [one]),
+            setbacks=[Setback(one, Aside.DEFERRED, False, -1.0, 1, "unroutable", "no")],
+        )
+    )
+    assert [row.seq for row in (await first.due({shard: two.seq}, 10)).released] == [one.seq]
+    await first.release({each: Held(claim.epoch, None) for each, claim in claims.items()})
+    assert (await claim_all(second)).keys() == claims.keys()
+    assert not (await read(first, claims)).rows
+    assert not (await read(first, claims, is_probed=True)).rows
+    due = await first.due({shard: two.seq}, 10)
+    assert not (due.released or due.blocked)
+    assert [row.seq for row in (await read(second, claims)).rows] == [two.seq]
+
+
 async def case_a_stale_epoch_settles_nothing(table: Table) -> None:
     (id_,) = await table.insert("k")
     first, second = await table.relay("a"), await table.relay("b")
