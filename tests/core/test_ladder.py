@@ -30,7 +30,17 @@ def test_n_delays_are_n_plus_one_attempts() -> None:
 
 @given(delay_s=st.floats(0.001, 1e6), roll=rolls)
 def test_jitter_is_a_fifth_either_way(delay_s: float, roll: float) -> None:
-    assert delay_s * (1 - JITTER) <= jittered(delay_s, roll) <= delay_s * (1 + JITTER)
+    assert delay_s * 0.8 <= jittered(delay_s, roll) * (1 + 1e-9)
+    assert jittered(delay_s, roll) <= delay_s * 1.2 * (1 + 1e-9)
+
+
+def test_jitter_reaches_both_ends() -> None:
+    """Rows that are set back together do not return together."""
+    assert (jittered(10.0, 0.0), jittered(10.0, 0.5)) == (8.0, 10.0)
+    assert jittered(10.0, 1.0 - 1e-9) == pytest.approx(12.0)
+    assert next_step(0, (10.0,), 0.0) == Step(1, 8.0)
+    assert nack_backoff(1, 0.0) == pytest.approx(0.08)
+    assert reconnect_backoff(9, 0.0) == pytest.approx(0.5 * reconnect_backoff(9, 1.0))
 
 
 def test_nacks_double_from_100_ms_to_30_s() -> None:

@@ -124,6 +124,26 @@ async def test_confirmed_rows_wait_for_more_but_never_fill_the_window(monkeypatc
         assert (await parts.settled()).sent == rows
 
 
+async def test_what_is_confirmed_and_not_settled_takes_up_the_window() -> None:
+    """G4: a kill repeats all that is published and not settled, and that is never more than RELAY_MAX_IN_FLIGHT."""
+    parts = Parts(EngineSettings(in_flight_max=4))
+    rows = [make_row(seq, f"k{seq}") for seq in range(1, 11)]
+    parts.engine.admit(rows)
+    parts.turn()
+    assert parts.link.sent == rows[:4]
+    parts.link.ack(*rows[:3])
+    parts.turn()
+    assert parts.link.sent == rows[:4], "decided"
+    async with parts.running(parts.settler.run()):
+        assert (await parts.settled()).sent == rows[:3]
+        parts.turn()
+        assert parts.link.sent == rows[:4], "on its way to the database"
+        parts.commit(done=rows[:3])
+        await eventually(lambda: parts.engine.applied_serial == 0)
+        parts.turn()
+        assert parts.link.sent == rows[:7]
+
+
 async def test_rows_that_go_aside_do_not_wait_with_the_confirmed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(settler, "LINGER_S", 60.0)
     parts = Parts()

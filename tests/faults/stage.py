@@ -7,6 +7,7 @@ import contextlib
 import time
 from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import dataclass, field
+from itertools import pairwise
 from pathlib import Path
 from typing import Final
 from urllib.parse import unquote, urlsplit
@@ -220,6 +221,9 @@ class Stage:
         assert finding.back_s <= finding.back_s_max
         texts = self.logs()
         assert not any("Traceback" in text for text in texts), texts
+        assert not [said for daemon in self.site.daemons for said in _said_again(daemon)], (
+            "one line a change, not a try"
+        )
         lines_max = LINES_A_LIFE * self.lives + LINES_A_FAULT * faults * len(self.posts)
         assert finding.log_lines <= lines_max, texts
         for post in self.posts:
@@ -227,3 +231,14 @@ class Stage:
             tries = 4 * (self.lives + faults) + TRIES_S * outage_s
             assert post.broker.accepted <= tries, (post.name, post.broker.accepted)
             assert post.database.accepted <= 3 * tries, (post.name, post.database.accepted)
+
+
+def _said_again(daemon: Daemon) -> list[str]:
+    """Outages that a relay told with the words of the line before, of the same server: nothing had changed."""
+    found: list[str] = []
+    for server in ("broker", "database"):
+        said = [
+            (each["event"], each.get("error")) for each in daemon.events() if each["event"].startswith(f"{server}_")
+        ]
+        found += [f"{event}: {error}" for (event, error), after in pairwise(said) if (event, error) == after and error]
+    return found

@@ -181,7 +181,7 @@ def _memory_peak(pid: int) -> int:
     raise AssertionError("no VmHWM")
 
 
-@pytest.mark.parametrize("rows", [pytest.param(12, id="short"), pytest.param(500, id="as written", marks=LONG)])
+@pytest.mark.parametrize("rows", [pytest.param(40, id="short"), pytest.param(500, id="as written", marks=LONG)])
 async def test_case_33_large_rows_in_little_memory(site: Site, rows: int) -> None:
     """Rows of 5 MiB, more of them than the memory has: the peak is RELAY_MAX_BYTES and a constant. (As written: about 102 MB, at
     two rows a second of a machine on which thirty processes wanted two cores.)"""

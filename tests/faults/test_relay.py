@@ -141,17 +141,44 @@ async def test_relay_killed_while_draining(stage: Stage, relays: int) -> None:
 
 @pytest.mark.parametrize("relays", [pytest.param(1, marks=pytest.mark.long), 2])
 async def test_relay_frozen_past_its_fence(stage: Stage, relays: int) -> None:
-    """SIGSTOP with messages in flight, longer than a lease: the other takes over, and what the sleeper does when it
-    wakes is fenced off."""
+    """SIGSTOP with messages in flight and others behind them, longer than a lease: the other takes over. The sleeper wakes to
+    confirms that let the others go, and is fenced off: it writes none of them before a renewal was answered (L4)."""
     victim = (await stage.up(relays))[0]
+    victim.broker.freeze()
+    read = victim.relay.metric("relay_rows_read_total")
+    await stage.until_metric(victim, "relay_rows_read_total", read + 100)
+    # Not amid a call, whose deadline would end its sessions first thing (L3).
+    await stage.load.pause()
     victim.relay.signal(signal.SIGSTOP)
+    stage.load.resume()
+    victim.broker.thaw()
     await passed(2.5 * LEASE_S)
     if relays == 2:
         await stage.works(stage.posts[1], shards=64)
+    first = _first_word(victim)
     victim.relay.signal(signal.SIGCONT)
+    assert await asyncio.wait_for(first, 20) == "a renewal was answered"
+    victim.database.heal()
     await stage.back()
     await stage.works(victim, shards=64 // relays)
     await stage.verdict("relay frozen (SIGSTOP) past its lease, and woken", copies_max=IN_FLIGHT)
+
+
+def _first_word(victim: Post) -> asyncio.Future[str]:
+    """What comes first: a publish, or the answer to a call of the session that renews, which takes its time."""
+    first = asyncio.get_running_loop().create_future()
+
+    def note(what: str) -> None:
+        if not first.done():
+            first.set_result(what)
+
+    victim.database.delay_s = 0.1
+    for proxy, side, needle, session, what in (
+        (victim.broker, Side.CLIENT, PUBLISH, b"", "a row was published"),
+        (victim.database, Side.SERVER, b"SELECT 1\x00", KEEPER, "a renewal was answered"),
+    ):
+        proxy.trap(Trap(side, needle, functools.partial(note, what), session=session, is_passed=True))
+    return first
 
 
 LINES: Final = {
@@ -215,3 +242,19 @@ async def test_one_direction_vanishes(stage: Stage, side: Side, relays: int) -> 
         post.database.heal()
     await stage.back()
     await stage.verdict(f"what the {side} says vanishes", copies_max=relays * IN_FLIGHT, faults=2, outage_s=30)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("relays", [1, 2])
+@pytest.mark.parametrize("how", ["cut", "reset"])
+async def test_connections_end(stage: Stage, how: str, relays: int) -> None:
+    """By FIN or by RST, to both servers at once, three times under load: as a firewall or a restarted proxy ends them."""
+    await stage.up(relays)
+    for _ in range(3):
+        for post in stage.posts:
+            await stage.sends(post)
+        for post in stage.posts:
+            for proxy in (post.broker, post.database):
+                getattr(proxy, how)()
+    await stage.back()
+    await stage.verdict(f"connections to both servers {how}, three times", copies_max=3 * relays * IN_FLIGHT, faults=3)
