@@ -221,9 +221,7 @@ class Stage:
         assert finding.back_s <= finding.back_s_max
         texts = self.logs()
         assert not any("Traceback" in text for text in texts), texts
-        assert not [said for daemon in self.site.daemons for said in _said_again(daemon)], (
-            "one line a change, not a try"
-        )
+        assert not [said for daemon in self.site.daemons for said in said_again(daemon)], "one line a change, not a try"
         lines_max = LINES_A_LIFE * self.lives + LINES_A_FAULT * faults * len(self.posts)
         assert finding.log_lines <= lines_max, texts
         for post in self.posts:
@@ -233,7 +231,7 @@ class Stage:
             assert post.database.accepted <= 3 * tries, (post.name, post.database.accepted)
 
 
-def _said_again(daemon: Daemon) -> list[str]:
+def said_again(daemon: Daemon) -> list[str]:
     """Outages that a relay told with the words of the line before, of the same server: nothing had changed."""
     found: list[str] = []
     for server in ("broker", "database"):

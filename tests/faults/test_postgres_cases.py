@@ -18,7 +18,7 @@ from relay.servers import PostgresServer, find_postgres
 from tests.conftest import eventually
 from tests.e2e.conftest import Site
 from tests.e2e.ledger import drain, ledger
-from tests.faults.stage import IN_FLIGHT, Stage, site_at
+from tests.faults.stage import IN_FLIGHT, Stage, said_again, site_at
 from tests.faults.test_broker import passed
 
 LONG: Final = pytest.mark.long
@@ -118,10 +118,13 @@ async def test_case_35_gauges_of_a_database_that_is_gone(stage: Stage) -> None:
         metrics = post.relay.metrics()
         assert not {"relay_backlog_rows", "relay_oldest_pending_age_seconds", "relay_parked_rows"} & metrics.keys()
         assert metrics['relay_connected{peer="database"}'] == 0
+        tries = post.database.accepted
+        await eventually(lambda: post.database.accepted >= tries + 4, 30)
     finally:
         await asyncio.to_thread(stage.postgres.restart)
     await stage.back()
     await eventually(lambda: "relay_backlog_rows" in post.relay.metrics(), 20, interval_s=0.1)
+    assert said_again(post.relay) == [], "one line a change, not a try"
 
 
 # ---------------------------------------------------------------- writers
