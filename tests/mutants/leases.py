@@ -58,4 +58,9 @@ MUTANTS = (
             ),
         ),
     ),
+    Mutant(
+        "l8_reading",
+        "L8 page, due: a former owner that does not know yet reads on",
+        (edit("tests.sim.outbox:FakeOutbox._is_ours", ("self.database.shards[shard].owner == self.instance", "True")),),
+    ),
 )

@@ -441,6 +441,16 @@ class Database:
             self.end_session(session)
             session.on_gone(why)
 
+    def terminate_unheard(self, instance: str) -> Callable[[], None]:
+        """The same, of the session that renews, but its client hears of it only when what is returned is called."""
+        sessions = [session for session in self.sessions if session.instance == instance]
+        if not sessions:
+            return lambda: None
+        keeper = min(sessions, key=lambda session: session.pid)
+        told, keeper.on_gone = keeper.on_gone, lambda why: None
+        self.terminate(keeper, "")
+        return lambda: told("terminated by an administrator")
+
     def crash(self, *, down_s: float, loses: bool, keeps: int | None = None) -> None:
         """All sessions die, open transactions are gone; `loses`: commits not flushed may be lost too,
         those after the boundary of index `keeps`, or after one drawn by chance."""

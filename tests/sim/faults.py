@@ -33,6 +33,9 @@ STEPS = (
 )
 """Statements of a relay, and when something happens to them: before they act, in the middle, or before their answer."""
 
+SURE_ONLY = frozenset({"usurp"})
+"""Kinds that happen only in the seasons that name them: the histories of all others are what they were without them."""
+
 AMBUSH_S = 1.0
 """So long an ambush waits for its statement."""
 
@@ -56,7 +59,7 @@ class Faults:
         world = self._world
         rng = source(world.seed, "faults")
         sure = self._climate.sure_faults
-        others = [name for name in self.names() if name not in sure]
+        others = [name for name in self.names() if name not in sure and name not in SURE_ONLY]
         others_max = self._climate.other_faults_max
         chosen = [*sure, *rng.sample(others, rng.randint(0 if sure else 1, max(0 if sure else 1, others_max)))]
         rate = rng.choice(self._climate.fault_rates)
@@ -273,6 +276,30 @@ class Faults:
         sessions = sorted(self._world.database.sessions, key=lambda each: each.pid)
         if sessions:
             self._world.database.terminate(rng.choice(sessions), "terminated by an administrator")
+
+    async def _do_usurp(self, rng: random.Random) -> None:
+        """The database's clock is set forward by more than a lease while a page and a renewal are on their way, slowly: another
+        relay takes over meanwhile (L8)."""
+        world, relay = self._world, self._some(rng)
+        if relay is None:
+            return
+        renewal, page = (world.stop_at(name, relay=relay) for name in ("renew", "page"))
+        after_s = rng.choice([0.5, 1.0, 2.0])
+        world.oracle.ails_for(relay.name, world.loop.time() + 2 * AMBUSH_S + after_s + 1.0)
+        try:
+            async with asyncio.timeout(2 * AMBUSH_S):
+                await renewal.reached()
+                await page.reached()
+        except TimeoutError:
+            for stop in (renewal, page):
+                if stop.call is None:
+                    world.network.stops.remove(stop)
+                else:
+                    stop.resume()
+            return
+        world.jump(8.0)
+        self._later(after_s, page.resume)
+        self._later(after_s + 0.2, renewal.resume)
 
     async def _do_cut_database(self, rng: random.Random) -> None:
         relay = self._some(rng)

@@ -238,6 +238,15 @@ def ponder(drawn: Climate, rng: random.Random) -> None:
     drawn.fault_rates = (0.3, 1.0)
 
 
+def usurp(drawn: Climate, rng: random.Random) -> None:
+    """Relays are taken over and do not know yet, while heads of keys fail."""
+    _try(drawn, rng)
+    drawn.relays = rng.choice([2, 3])
+    drawn.seconds = 10.0
+    drawn.sure_faults += ["usurp", rng.choice(["usurp", "unbind", "unseat"])]
+    drawn.fault_rates = (1.0, 3.0)
+
+
 def _try(drawn: Climate, rng: random.Random) -> None:
     """Few keys in order, whose heads fail and are soon tried again."""
     drawn.has_faults = True
@@ -282,6 +291,11 @@ RARER_SHARE: Final = 0.03
 """The same, from the scale's other end: the histories of `RARE`, too, are what they were."""
 
 
+RAREST: Final[dict[Season, int]] = {usurp: 1}
+RAREST_SHARE: Final = 0.02
+"""The same once more, beside `RARER`."""
+
+
 def draw(drawn: Climate, rng: random.Random, seed: object) -> None:
     rare = source(seed, "out of season")
     at = rare.random()
@@ -289,6 +303,8 @@ def draw(drawn: Climate, rng: random.Random, seed: object) -> None:
         weights, rng = RARE, rare
     elif at >= 1.0 - RARER_SHARE:
         weights, rng = RARER, rare
+    elif at >= 1.0 - RARER_SHARE - RAREST_SHARE:
+        weights, rng = RAREST, rare
     else:
         weights = STORMY if drawn.has_faults else QUIET
     (season,) = rng.choices(list(weights), list(weights.values()))

@@ -120,11 +120,7 @@ def test_p3_an_orphans_confirm_settles_nothing() -> None:
 
 def taken_over_unawares(world: World, owner: str) -> Callable[[], None]:
     """The server ends the renewing session, and no word of it arrives until what is returned is called."""
-    keeper = min((each for each in world.database.sessions if each.instance == owner), key=lambda each: each.pid)
-    told = keeper.on_gone
-    keeper.on_gone = lambda why: None
-    world.database.terminate(keeper, "terminated")
-    return lambda: told("terminated")
+    return world.database.terminate_unheard(owner)
 
 
 def clock_set_forward(world: World, owner: str) -> Callable[[], None]:
