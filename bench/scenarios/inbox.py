@@ -21,10 +21,12 @@ WINDOW: Final = 1_000
 DATABASE: Final = "inbox_run"
 STALL_TIMEOUT_S: Final = 30.0
 LOOK_S: Final = 0.02
+ROWS_MIN: Final = 2_000
+"""Fewer may all be taken before the first look, whatever the scale."""
 
 
 def steps(form: Form) -> Sequence[Step]:
-    load = Load(form.rows(6_000, 100_000))
+    load = Load(max(ROWS_MIN, form.rows(6_000, 100_000)))
     return [Step("inbox", "sidecar", 4.0 + load.rows / 3_000, lambda rig: sidecar(rig, load), is_once=not form.is_long)]
 
 
@@ -63,6 +65,8 @@ def _drained(rig: Rig, rows: int, url: str) -> Run:
     if (found := _count(rig)) != rows:
         raise BenchFailed(f"the inbox holds {found} rows of {rows} messages")
     taken = rows - at_first
+    if not taken:
+        raise BenchFailed(f"all {rows} messages were taken before the first look: nothing was measured")
     return {
         "messages": taken,
         "seconds": round(seconds, 6),

@@ -127,10 +127,15 @@ async def test_relay_killed_while_handing_over(stage: Stage) -> None:
 async def test_relay_killed_while_draining(stage: Stage, relays: int) -> None:
     """SIGTERM under load, and the container runtime's patience ends during the last settlement."""
     victim = (await stage.up(relays))[0]
+    # Or all might be settled already.
+    victim.broker.freeze()
+    await stage.until_metric(victim, "relay_in_flight_messages", 1)
+    victim.relay.signal(signal.SIGTERM)
+    await stage.logged(victim, "draining")
     sprung = victim.database.trap(
         Trap(Side.CLIENT, COMMIT, lambda: victim.relay.signal(signal.SIGKILL), session=SETTLER)
     )
-    victim.relay.signal(signal.SIGTERM)
+    victim.broker.thaw()
     await asyncio.wait_for(sprung.wait(), 20)
     await victim.relay.exit()
     stage.start(victim)
