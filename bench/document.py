@@ -70,13 +70,14 @@ def _most(name: str, *variants: str) -> Callable[[Figures], float]:
 
 KEYS: Final[tuple[Key, ...]] = (
     Key("ceiling_msgs_s", _CEILING, digits=1),
-    Key("ceiling_joined_msgs_s", _best(("buffer 1000", "buffer 5000")), digits=1),
+    Key("ceiling_joined_msgs_s", _value("ceiling", "buffer 1000"), digits=1),
     Key("ceiling_classic_msgs_s", _CLASSIC, digits=1),
     Key("drain_msgs_s", _DELETE, digits=1),
     Key("drain_mark_msgs_s", _MARK, digits=1),
     Key("drain_ratio", _ratio(_DELETE, _CEILING), target=0.90),
     Key("drain_ratio_mark", _ratio(_MARK, _CEILING), target=0.80),
     Key("drain_ratio_classic", _ratio(_value("drain", "classic"), _CLASSIC), target=0.90),
+    Key("drain_ratio_apart", _ratio(_value("drain", "apart"), _value("ceiling", "apart library 1000"))),
     Key("drain_ratio_50_keys", _ratio(_value("drain", "50 keys"), _CEILING), target=0.45),
     Key("drain_ratio_50_keys_vs_c_window_50", _ratio(_value("drain", "50 keys"), _C_50), target=0.75),
     Key("hot_key_ratio", _ratio(_value("drain", "hot key"), _C_1), target=0.80),

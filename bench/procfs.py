@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Collection
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -48,7 +50,7 @@ def family_cpu_s(pid: int) -> float:
     """
     fields = _stat(pid)
     total = sum(int(fields[i]) for i in (11, 12, 13, 14)) / _TICKS_PER_S
-    for child in _children(pid):
+    for child in children(pid):
         try:
             total += process_cpu_s(child)
         except (FileNotFoundError, ProcessLookupError):
@@ -66,6 +68,18 @@ def rss_bytes(pid: int) -> int:
     return _status_bytes(pid, "VmRSS:")
 
 
+def bind(pid: int, cores: Collection[int]) -> None:
+    """Let all threads of a process run on these cores only, and what they start from now on. Those that end meanwhile are left out."""
+    for thread in Path(f"/proc/{pid}/task").iterdir():
+        with suppress(ProcessLookupError):
+            os.sched_setaffinity(int(thread.name), cores)
+
+
+def children(pid: int) -> list[int]:
+    """Live children of the process' first thread."""
+    return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+
+
 def _status_bytes(pid: int, name: str) -> int:
     for line in Path(f"/proc/{pid}/status").read_text().splitlines():
         if line.startswith(name):
@@ -76,7 +90,3 @@ def _status_bytes(pid: int, name: str) -> int:
 def _stat(pid: int) -> list[str]:
     # The second field, the command's name in parentheses, may hold blanks and parentheses: what follows it counts from "state".
     return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-
-
-def _children(pid: int) -> list[int]:
-    return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import os
 import re
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
@@ -20,9 +21,9 @@ from typing import Any, Self
 import aio_pika
 
 from bench.children import run_command
-from bench.errors import BenchFailed
+from bench.errors import BenchFailed, Unavailable
 from bench.load import Backlog, Load
-from bench.procfs import Cpu, family_cpu_s, process_cpu_s
+from bench.procfs import Cpu, bind, children, family_cpu_s, process_cpu_s
 from relay.servers import PostgresServer, RabbitServer
 
 EXCHANGE = "events"  # the default of RELAY_EXCHANGE
@@ -204,6 +205,29 @@ class Rig:
             family_cpu_s(self.postgres.pid),
             family_cpu_s(self.rabbit.broker_pid),
         )
+
+    @contextmanager
+    def apart(self) -> Iterator[None]:
+        """The broker on one half of the cores, everything else that is started here or was on the other half, as on two machines.
+        Raises Unavailable where there is one core only.
+        """
+        cores = sorted(os.sched_getaffinity(0))
+        if len(cores) < 2:
+            raise Unavailable("the broker cannot be set apart on one core: give the benchmark two at least")
+        brokers, others = cores[: len(cores) // 2], cores[len(cores) // 2 :]
+        try:
+            self._bind(brokers, others)
+            yield
+        finally:
+            self._bind(cores, cores)
+
+    def _bind(self, brokers: Sequence[int], others: Sequence[int]) -> None:
+        bind(self.rabbit.broker_pid, brokers)
+        bind(os.getpid(), others)
+        bind(self.postgres.pid, others)
+        for child in children(self.postgres.pid):
+            with suppress(FileNotFoundError):
+                bind(child, others)
 
     def wait_until_quiet(self) -> None:
         """Wait until both servers have stopped working on what the run before left behind. Raises BenchFailed."""

@@ -234,7 +234,8 @@ class Publisher:
         self._note_outcome("acked", rows)
         if len(confirmed) < len(rows):
             engine.chains.offer_again()
-        # Not now: what waits for these confirms is published first, in `on_writable`.
+        # Not now: what waits for these confirms is published first, in `on_writable`. `run` comes to it when their settlement wakes
+        # it, for many at once, or `watch` within a second.
         self._unobserved.append((confirmed, self._last_progress_at))
         unsettled = len(engine.decisions.sent)
         engine.decisions.sent.extend(confirmed)
@@ -300,7 +301,6 @@ class Publisher:
         # At once, not when the loop comes round to `run`: a key's next message waits for nothing but this.
         if self._turn() is not None:
             self._engine.to_publish.set()
-        self._observe()
 
     def _observe(self) -> None:
         """How long confirmed rows took, for the window and the metrics."""

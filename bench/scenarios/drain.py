@@ -1,12 +1,14 @@
 """Scenario `drain`: how fast the relay empties a backlog, against what a C publisher reaches on the same broker.
 
 The C publisher runs in the same turn as what is compared with it: with librabbitmq's own publish call at three windows
-(the ceiling), with joined writes, on a classic queue, and with windows of 50 and 1 for few keys and for one.
+(the ceiling), with joined writes, on a classic queue, with windows of 50 and 1 for few keys and for one, and where the broker has
+cores of its own.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Final
 
 from bench.ceiling import Ceiling, run_ceiling
@@ -26,7 +28,7 @@ def steps(form: Form) -> Sequence[Step]:
     one = Load(form.rows(4_000), keys=1)
     classic = Load(form.rows(20_000, 60_000))
     found = [_c(f"library {window}", Ceiling(main, window)) for window in WINDOWS]
-    found += [_c(f"buffer {window}", Ceiling(main, window, "buffer")) for window in (1_000, 5_000)]
+    found += [_c("buffer 1000", Ceiling(main, 1_000, "buffer"))]
     found += [_relay("delete", Drain(main)), _relay("mark", Drain(main, "mark"))]
     found += [_c(f"classic library {window}", Ceiling(classic, window, queue="classic")) for window in WINDOWS]
     found += [_relay("classic", Drain(classic, queue="classic"))]
@@ -44,6 +46,9 @@ def _once(form: Form) -> list[Step]:
         _relay(ordering, Drain(load, settings=(("RELAY_ORDERING", ordering),), is_ordered=ordering != "none"), is_once)
         for ordering in ("pipelined", "none")
     ]
+    main = Load(form.rows(60_000))
+    found += [_apart(_c("apart library 1000", Ceiling(main, 1_000), is_once))]
+    found += [_apart(_relay("apart", Drain(main), is_once))]
     found.append(_relay("hot key beside cold", Drain(beside), is_once))
     found.append(_relay("two relays", Drain(load, relays=2), is_once))
     sizes = {100: form.rows(20_000), 1_024: form.rows(20_000), 16_384: form.rows(2_000, 10_000)}
@@ -66,6 +71,16 @@ def _relay(variant: str, drain: Drain, is_once: bool = False) -> Step:
     slow = {1: 1_000, 50: 8_000}.get(drain.load.keys, 10_000 if drain.queue == "classic" else 25_000)
     seconds = RELAY_STEP_S + drain.load.rows / slow
     return Step("drain", variant, seconds, _one(variant, lambda rig: run_relay(rig, drain)), is_once)
+
+
+def _apart(step: Step) -> Step:
+    """The same where the broker shares no core with anybody."""
+
+    def measure(rig: Rig) -> Sequence[Run]:
+        with rig.apart():
+            return step.measure(rig)
+
+    return replace(step, measure=measure)
 
 
 def _one(variant: str, measure: Callable[[Rig], Run]) -> Callable[[Rig], Sequence[Run]]:

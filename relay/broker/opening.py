@@ -148,7 +148,7 @@ def _mapped(error: Exception, address: str, wire: Wire | None) -> BrokerError:
             return BrokerRefused(
                 f"{address} refused the connection: {refused[0]} {refused[1]}",
                 reply_code=refused[0],
-                hint="check the vhost in RELAY_AMQP_URL and the user's permissions for it",
+                hint="check the vhost in RELAY_AMQP_URL, the user's permissions for it, and both their limits",
             )
         case _ if refused is not None:
             return BrokerUnavailable(f"{address} closed the connection: {refused[0]} {refused[1]}")

@@ -11,8 +11,10 @@ import re
 from dataclasses import dataclass
 from typing import Final
 
-REFUSALS: Final = frozenset((311, 313, 403, 404, 406, 501, 502, 503, 504, 505, 530, 540))
-"""Reply codes that blame what was sent (AMQP 0-9-1, 1.2). 320 (forced) and 506 (the server's own trouble) do not."""
+REFUSALS: Final = frozenset((311, 313, 403, 404, 406, 501, 502, 503, 504, 505, 540))
+"""Reply codes that blame what was sent (AMQP 0-9-1, 1.2). 320 (forced) and 506 (the server's own trouble) do not; nor does 530: RabbitMQ says
+it of no message, but of a user who has as many channels as his limit allows, in all his connections, and closes the one that asks for another.
+"""
 
 INTERNAL_ERROR: Final = 541
 """The server's own trouble too; but RabbitMQ 4.3 says it, and closes the connection, where it would say a refusal whose

@@ -57,6 +57,8 @@ class Peer:
         self.messages: list[Published] = []
         self.client_properties: dict[str, Any] = {}
         self.publish_channel = 0
+        self.channels: set[int] = set()
+        """Those that are open."""
         self.heartbeats = 0
         self.is_gone = False
 
@@ -171,9 +173,13 @@ class Peer:
                 self.say(commands.Connection.CloseOk(), 0)
             case commands.Connection.CloseOk():
                 self.hang_up()
+            case commands.Channel.Open() if len(self.channels) >= self._stub.channels_max:
+                self.close_connection(530, f"NOT_ALLOWED - number of channels opened for user 'guest' is {channel}")
             case commands.Channel.Open():
+                self.channels.add(channel)
                 self.say(commands.Channel.OpenOk(), channel)
             case commands.Channel.Close():
+                self.channels.discard(channel)
                 self.say(commands.Channel.CloseOk(), channel)
             case commands.Confirm.Select():
                 self.publish_channel = channel
@@ -232,6 +238,8 @@ class StubBroker:
 
     def __init__(self, frame_max: int = 131_072) -> None:
         self.frame_max = frame_max
+        self.channels_max = 2047
+        """So many a connection may have open at once; it is closed over one more."""
         self.missing: set[str] = set()
         self.refusal: tuple[int, str] | None = None
         """Code and text with which connections are refused, after the login."""

@@ -7,6 +7,7 @@ import json
 from collections.abc import AsyncIterator
 from datetime import UTC, datetime
 from typing import Any
+from urllib.parse import unquote, urlsplit
 
 import aiormq
 import pytest
@@ -349,6 +350,27 @@ async def test_case_38_credentials_and_vhosts_of_all_kinds(rabbit_server: Rabbit
     broker = make_broker(rabbit_server.amqp_url("none such"), exchange="amq.topic")
     with pytest.raises(BrokerRefused, match="vhost none such not found"):
         await broker.connect(Recorder(), PayloadType.JSON)
+
+
+async def test_a_users_limit_of_channels_is_no_rows_fault(vhost: Vhost, rabbit_server: RabbitServer) -> None:
+    """RabbitMQ closes the connection over a channel too many, and says 530."""
+    await asyncio.to_thread(rabbit_server.add_user, "limited", "secret")
+    name = unquote(urlsplit(vhost.url).path[1:])
+    names = ", ".join(f'<<"{text}">>' for text in ("limited", name, ".*", ".*", ".*", "test"))
+    await asyncio.to_thread(rabbit_server.eval, f"rabbit_auth_backend_internal:set_permissions({names})")
+    recorder = Recorder()
+    broker = make_broker(rabbit_server.amqp_url(name, "limited", "secret"))
+    link = await broker.connect(recorder, PayloadType.JSON)
+    limits = '<<"limited">>, #{<<"max-channels">> => 1}, <<"test">>'
+    await asyncio.to_thread(rabbit_server.eval, f"rabbit_auth_backend_internal:set_user_limits({limits})")
+    link.publish([make_row(1)])
+    assert link.probe(make_row(2)).taken == 0
+    await recorder.until(lambda: recorder.closed)
+    assert recorder.closed is not None
+    assert recorder.closed[0] is Closed.CONNECTION
+    assert recorder.closed[1].startswith("530 NOT_ALLOWED - number of channels")
+    assert recorder.outcomes["acked"] + recorder.outcomes["lost"] == [1]
+    assert set(recorder.outcomes) == {"acked", "nacked", "returned", "lost"}
 
 
 async def test_case_40_urls_are_read_anew_for_each_connect(vhost: Vhost) -> None:

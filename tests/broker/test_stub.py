@@ -406,6 +406,24 @@ async def test_a_cut_while_an_exchange_is_asked_for(stub: StubBroker) -> None:
     assert stub.asked == []
 
 
+@pytest.mark.parametrize("what", ["an exchange that is asked for", "the probes' channel"])
+async def test_a_user_who_may_open_no_more_channels_is_no_rows_fault(stub: StubBroker, what: str) -> None:
+    """The broker closes the connection over a channel, whoever is in flight: alone there, a row would be refused for certain."""
+    async with connected(stub, exchange="{aggregate_type}") as (link, recorder, peer):
+        assert link.publish([make_row(1, aggregate_type="known")]).taken == 0
+        await recorder.until(lambda: recorder.writable)
+        assert link.publish([make_row(1, aggregate_type="known")]).taken == 1
+        await peer.published(1)
+        stub.channels_max = 1
+        row = make_row(2, aggregate_type="other")
+        assert (link.probe(row) if what.startswith("the") else link.publish([row])).taken == 0
+        await recorder.until(lambda: recorder.closed)
+        assert recorder.outcomes == {"acked": [], "nacked": [], "returned": [], "lost": [1]}
+        assert recorder.closed is not None
+        assert recorder.closed[0] is Closed.CONNECTION
+        assert "530 NOT_ALLOWED - number of channels" in recorder.closed[1]
+
+
 async def test_the_engine_may_publish_and_close_from_within_an_event(stub: StubBroker) -> None:
     async with connected(stub) as (link, recorder, peer):
         rows = iter(make_rows(200))
