@@ -29,7 +29,18 @@ TOOLS = ["mypy>=2.4,<3", "setuptools>=77"]
 COMPILED = [
     *(
         f"relay/core/{name}.py"
-        for name in ("chains", "held_keys", "holding", "pace", "ports", "reading", "settings", "window")
+        for name in (
+            "chains",
+            "held_keys",
+            "holding",
+            "pace",
+            "ports/broker",
+            "ports/clock",
+            "ports/outbox",
+            "reading",
+            "settings",
+            "window",
+        )
     ),
     *(f"relay/broker/{name}.py" for name in ("encode", "fields")),
     *(f"relay/{name}.py" for name in ("arrays", "engine", "message", "publisher", "rows", "settler", "settling")),

@@ -20,7 +20,7 @@ import uvloop
 from bench.made_rows import made_rows
 from bench.rig import EXCHANGE
 from relay.broker.amqp import AmqpBroker
-from relay.core.ports import Link
+from relay.core.ports.broker import Link
 from relay.message import PayloadType, Row
 from relay.route import Router
 

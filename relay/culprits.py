@@ -18,7 +18,7 @@ from typing import TypeAlias, TypeVar
 
 import asyncpg
 
-from relay.core.ports import Fault, Setback, Settled, Settlement
+from relay.core.ports.outbox import Fault, Setback, Settled, Settlement
 from relay.core.refusals import Blame, blame
 from relay.message import Key, Row
 from relay.settling import Progress, SettlementWriter, Statements, kept, storable

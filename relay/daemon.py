@@ -18,7 +18,8 @@ from relay import __version__, lifecycle, logs
 from relay.build import BUILD
 from relay.choices import OnParked, SentRows, Sink
 from relay.config import Config
-from relay.core.ports import Broker, Clock, Spans
+from relay.core.ports.broker import Broker, Spans
+from relay.core.ports.clock import Clock
 from relay.core.settings import EngineSettings, Ordering, Unroutable
 from relay.engine import DatabaseTime
 from relay.http import Heartbeat, Readiness

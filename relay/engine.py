@@ -13,7 +13,9 @@ from random import Random
 
 from relay.core.chains import Chains
 from relay.core.leases import Leases
-from relay.core.ports import Claim, Clock, Link, Outbox, OutboxInfo, Setback, Settlement, Spans
+from relay.core.ports.broker import Link, Spans
+from relay.core.ports.clock import Clock
+from relay.core.ports.outbox import Claim, Outbox, OutboxInfo, Setback, Settlement
 from relay.core.reading import Reading
 from relay.core.settings import EngineSettings
 from relay.http import Readiness

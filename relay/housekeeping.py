@@ -13,7 +13,7 @@ from collections.abc import Awaitable, Callable
 from typing import Final
 
 from relay.core.holding import Walk
-from relay.core.ports import Spared
+from relay.core.ports.outbox import Spared
 from relay.engine import Engine
 from relay.errors import DatabaseRefused
 

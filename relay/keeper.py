@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 
-from relay.core.ports import Check, Claim, Held, Renewal
+from relay.core.ports.outbox import Check, Claim, Held, Renewal
 from relay.engine import Engine
 from relay.errors import DatabaseRefused
 

@@ -18,7 +18,7 @@ from rich.table import Table
 from rich.text import Text
 
 from relay.admin import RelayState, Status
-from relay.core.ports import SHARDS
+from relay.core.ports.outbox import SHARDS
 from relay.scrape import Pace, Scrape
 from relay.text import many, seconds
 

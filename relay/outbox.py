@@ -1,4 +1,4 @@
-"""The outbox in PostgreSQL: claim, check, read, settle, doorbell, backlog (`core.ports.Outbox`).
+"""The outbox in PostgreSQL: claim, check, read, settle, doorbell, backlog (`core.ports.outbox.Outbox`).
 
 Owns: which statement of `sql/queries` does what, the fingerprint to which stored floors belong (R5), whether
 the doorbell's lock is ours. Its three sessions live and die together (`relay/sessions.py`); rows are made in
@@ -17,7 +17,7 @@ from typing import Final
 import asyncpg
 
 from relay import arrays
-from relay.core.ports import (
+from relay.core.ports.outbox import (
     Armed,
     Backlog,
     Check,
@@ -71,7 +71,7 @@ LOAD_BYTES_PER_S: Final = 1024 * 1024
 
 
 class PostgresOutbox:
-    """`core.ports.Outbox` over three asyncpg sessions.
+    """`core.ports.outbox.Outbox` over three asyncpg sessions.
 
     `database` gives the target anew at each `open` (credentials may have changed). `instance` is what leases
     name as their owner, `name` what people call this relay. `lease_s` bounds every transaction (L7).
@@ -116,7 +116,7 @@ class PostgresOutbox:
     # ------------------------------------------------------------ open and close
 
     async def open(self, on_ring: Callable[[], None], on_lost: Callable[[str], None]) -> OutboxInfo:
-        """As `core.ports.Outbox.open`; also raises SchemaForeign, DatabaseRefused."""
+        """As `core.ports.outbox.Outbox.open`; also raises SchemaForeign, DatabaseRefused."""
         sessions = self._sessions
         try:
             async with asyncio.timeout(OPEN_DEADLINE_S):
@@ -321,7 +321,7 @@ class PostgresOutbox:
         return HeldPage(keys, None if reached_hash is None else (reached_hash, reached_seq))
 
     async def apply_policy(self, epochs: Mapping[int, int], limit: int) -> bool:
-        """As `core.ports.Outbox.apply_policy`. A row that refuses to be changed must not keep its shard from everybody:
+        """As `core.ports.outbox.Outbox.apply_policy`. A row that refuses to be changed must not keep its shard from everybody:
         then those that are left stay as they are."""
         async with (
             self._sessions.call(Group.READER, self._sessions.bound_s) as session,
@@ -373,7 +373,7 @@ class PostgresOutbox:
         return int(rows)
 
     async def search(self, positions: Sequence[tuple[int, int]], limit: int) -> Searched:
-        """As `core.ports.Outbox.search`. That a shard's owner was unseated the next renewal tells."""
+        """As `core.ports.outbox.Outbox.search`. That a shard's owner was unseated the next renewal tells."""
         sessions = self._sessions
         shards, above = [shard for shard, _ in positions], [seq for _, seq in positions]
         async with sessions.call(Group.READER, sessions.bound_s) as session:

@@ -12,7 +12,8 @@ from collections.abc import Sequence
 from relay.core.failures import Failure, classify, judge, may_hold
 from relay.core.ladder import nack_backoff, reconnect_backoff
 from relay.core.pace import Pace
-from relay.core.ports import Broker, Closed, Link, Publication, Rejection, Returned, Setback
+from relay.core.ports.broker import Broker, Closed, Link, Publication, Rejection, Returned
+from relay.core.ports.outbox import Setback
 from relay.core.rate import TokenBucket
 from relay.engine import Engine, Signal
 from relay.errors import BrokerError, BrokerRefused, ExchangeMissing

@@ -10,7 +10,7 @@ import math
 from collections.abc import Sequence
 from typing import Final
 
-from relay.core.ports import Link, Publication
+from relay.core.ports.broker import Link, Publication
 from relay.core.suspects import Suspects
 from relay.engine import Engine
 from relay.message import Row, State

@@ -11,7 +11,7 @@ import math
 from collections.abc import Sequence
 
 from relay.core.ladder import reconnect_backoff
-from relay.core.ports import Armed
+from relay.core.ports.outbox import Armed
 from relay.engine import Engine
 from relay.errors import DatabaseRefused
 from relay.housekeeping import BACKLOG_INTERVAL_S, Housekeeping

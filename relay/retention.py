@@ -16,7 +16,7 @@ from typing import Final
 
 import asyncpg
 
-from relay.core.ports import Discarded, Spared
+from relay.core.ports.outbox import Discarded, Spared
 from relay.core.refusals import Blame
 from relay.culprits import blame_of, said
 from relay.message import Key

@@ -13,7 +13,9 @@ from random import Random
 from typing import Any
 
 from relay.core.ladder import reconnect_backoff
-from relay.core.ports import Broker, Clock, Outbox, Spans
+from relay.core.ports.broker import Broker, Spans
+from relay.core.ports.clock import Clock
+from relay.core.ports.outbox import Outbox
 from relay.core.settings import EngineSettings
 from relay.engine import DatabaseTime, Engine, Signal
 from relay.errors import (

@@ -10,7 +10,7 @@ import asyncio
 from collections.abc import Collection, Sequence
 
 from relay.core.ladder import reconnect_backoff
-from relay.core.ports import Fault, Settled, Settlement
+from relay.core.ports.outbox import Fault, Settled, Settlement
 from relay.engine import Decisions, Engine
 from relay.errors import DatabaseLost, DatabaseRefused
 from relay.message import Aside, Key, Row, State

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from relay import arrays
-from relay.core.ports import Setback, Settled, Settlement
+from relay.core.ports.outbox import Setback, Settled, Settlement
 from relay.message import Aside, Key, Row
 
 

@@ -38,7 +38,7 @@ _PROPAGATOR: Final = TraceContextTextMapPropagator()
 
 
 class OtelSpans:
-    """Implements `relay.core.ports.Spans`. `router` names destinations; `database_now` gives epoch seconds by the
+    """Implements `relay.core.ports.broker.Spans`. `router` names destinations; `database_now` gives epoch seconds by the
     database's clock, which dates the rows: it is known wherever a row is."""
 
     def __init__(

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from relay.core.ports import Link
+from relay.core.ports.broker import Link
 from relay.engine import Engine
 
 NACK_MEMORY_S: Final = 60.0

@@ -72,7 +72,7 @@ def own(names: set[str]) -> set[str]:
 
 def test_the_reading_of_imports_sees_them() -> None:
     found = all_imports()
-    assert "relay.message" in found["relay.core.ports"]
+    assert "relay.message" in found["relay.core.ports.outbox"]
     assert "asyncpg" in found["relay.sessions"]
 
 

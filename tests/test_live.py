@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from relay.core.ports import SHARDS
+from relay.core.ports.outbox import SHARDS
 from relay.live import View, bar, curve, draw, size
 from relay.metrics import PRESSURES
 from relay.scrape import Scrape, metrics_url, pace, scrape

@@ -13,7 +13,7 @@ from bench.made_rows import made_rows
 from relay.broker.encode import Encoder
 from relay.broker.wire import Wire
 from relay.core.chains import Chains
-from relay.core.ports import SHARDS, Settlement
+from relay.core.ports.outbox import SHARDS, Settlement
 from relay.core.settings import Ordering
 from relay.core.window import Window
 from relay.message import PayloadType, Row

@@ -17,7 +17,7 @@ from relay.broker.exchanges import Exchanges, Forbidden
 from relay.broker.link import AmqpLink
 from relay.broker.opening import first_of, opened
 from relay.broker.wire import Wire
-from relay.core.ports import LinkListener
+from relay.core.ports.broker import LinkListener
 from relay.errors import BrokerUnavailable, ExchangeMissing
 from relay.message import PayloadType
 from relay.route import Router
@@ -27,7 +27,7 @@ _SIZE_LIMIT_AGE_S: Final = 60.0
 
 
 class AmqpBroker:
-    """Implements `relay.core.ports.Broker`.
+    """Implements `relay.core.ports.broker.Broker`.
 
     `urls` gives the URLs to try in turn. `database_now` gives the database's time in epoch seconds, from
     which the time that a message has left is counted. `is_mandatory` is for rows whose `mandatory` is null.

@@ -20,7 +20,7 @@ from typing import Final
 
 from relay.broker.appender import NO_ROOM, Abandoned, Appender
 from relay.broker.lines import LineEncoder
-from relay.core.ports import Closed, LinkListener, Publication, Rejection
+from relay.core.ports.broker import Closed, LinkListener, Publication, Rejection
 from relay.core.window import Window
 from relay.errors import BrokerError, BrokerUnavailable, MessageInvalid
 from relay.message import PayloadType, Row
@@ -38,7 +38,7 @@ CLOSE_TIMEOUT_S: Final = 3.0
 
 
 class FileBroker:
-    """Implements `relay.core.ports.Broker`; `path` is a file, a pipe, or `-`. The rest as for `AmqpBroker`."""
+    """Implements `relay.core.ports.broker.Broker`; `path` is a file, a pipe, or `-`. The rest as for `AmqpBroker`."""
 
     def __init__(
         self,
@@ -64,7 +64,7 @@ class FileBroker:
 
 
 class FileLink:
-    """Implements `relay.core.ports.Link`; made by `FileBroker.connect`."""
+    """Implements `relay.core.ports.broker.Link`; made by `FileBroker.connect`."""
 
     def __init__(
         self, path: str, encoder: LineEncoder, listener: LinkListener, *, database_now: Callable[[], float]

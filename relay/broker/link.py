@@ -29,7 +29,7 @@ from relay.broker.exchanges import Exchanges, Forbidden
 from relay.broker.probes import Probes
 from relay.broker.refusals import Refusal, read, unsaid
 from relay.broker.wire import WRITE_BUFFER_BYTES, Wire
-from relay.core.ports import Closed, LinkListener, Publication, Rejection, Returned
+from relay.core.ports.broker import Closed, LinkListener, Publication, Rejection, Returned
 from relay.core.window import ProtocolViolation, Settled, Window
 from relay.errors import MessageInvalid
 from relay.message import Row
@@ -45,7 +45,7 @@ class _Kind(Enum):
 
 
 class AmqpLink:
-    """Implements `relay.core.ports.Link`; made by `AmqpBroker.connect`.
+    """Implements `relay.core.ports.broker.Link`; made by `AmqpBroker.connect`.
 
     `encoder` makes one for a channel. `constant_exchange` is known to exist; other names are asked for in `exchanges` before anything goes
     there. `on_size_limit(bytes)` is told when the broker's refusal gives away the largest body that it takes.

@@ -28,7 +28,7 @@ from heapq import heappop, heappush
 from typing import Final
 
 from relay.core.holding import Holding
-from relay.core.ports import SHARDS
+from relay.core.ports.outbox import SHARDS
 from relay.core.settings import Ordering
 from relay.message import Aside, Ctid, Key, Row, State
 

@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from relay.core.held_keys import HeldKeys
-from relay.core.ports import HeldPage, Place
+from relay.core.ports.outbox import HeldPage, Place
 from relay.message import Key
 
 

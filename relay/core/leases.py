@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from relay.core.ports import SHARDS, Claim, Held, Renewal
+from relay.core.ports.outbox import SHARDS, Claim, Held, Renewal
 
 KEEP_LEASES = 6
 """A shard whose hand-over took too long is worked on for so many leases' time before the next try (L5)."""

@@ -18,7 +18,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 
-from relay.core.ports import Check, Page, PageRequest
+from relay.core.ports.outbox import Check, Page, PageRequest
 from relay.message import Row
 
 PAGE_SPAN_MIN = 1_000

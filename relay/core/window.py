@@ -21,7 +21,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from relay.core.ports import Returned
+from relay.core.ports.broker import Returned
 from relay.errors import BrokerError
 from relay.message import Row
 

@@ -13,7 +13,7 @@ from relay.broker.appender import STANDARD_OUTPUT
 from relay.broker.survey import Survey, survey
 from relay.choices import Sink
 from relay.config import Config
-from relay.core.ports import Closed, Rejection, Returned
+from relay.core.ports.broker import Closed, Rejection, Returned
 from relay.errors import BrokerError, ExchangeMissing, RelayError
 from relay.message import PayloadType, Row
 from relay.preflight.finding import Finding, Level, error, not_checked, ok, warning

@@ -1,4 +1,4 @@
-"""What `relay.core.ports.Broker` and `Link` promise, whichever sink is behind them. One suite for all of them, the simulation's fake included.
+"""What `relay.core.ports.broker.Broker` and `Link` promise, whichever sink is behind them. One suite for all of them, the simulation's fake included.
 
 A case gets a `Place`: somewhere to publish to, and a look at what arrived there. Faults and a broker's verdicts stand in
 `outcome_suite`, single frames in `tag_suite`.
@@ -10,7 +10,7 @@ import json
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, Protocol
 
-from relay.core.ports import Closed, Link
+from relay.core.ports.broker import Closed, Link
 
 from .recorder import Recorder, make_row, make_rows
 

@@ -12,7 +12,7 @@ from typing import Protocol
 
 import pytest
 
-from relay.core.ports import Closed, Link
+from relay.core.ports.broker import Closed, Link
 from relay.errors import BrokerUnavailable, ExchangeMissing
 from relay.message import Row
 

@@ -14,7 +14,7 @@ from aiormq.abc import AbstractChannel
 
 from relay.broker.amqp import AmqpBroker
 from relay.broker.file import FileBroker
-from relay.core.ports import Link
+from relay.core.ports.broker import Link
 from relay.message import PayloadType
 from relay.route import Router
 from relay.servers import RabbitServer

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from relay.broker.amqp import AmqpBroker
-from relay.core.ports import Closed, Link, Rejection, Returned
+from relay.core.ports.broker import Closed, Link, Rejection, Returned
 from relay.message import Row
 from relay.route import Router
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 from typing import Protocol
 
-from relay.core.ports import Closed, Link
+from relay.core.ports.broker import Closed, Link
 
 from .recorder import Recorder, make_row, make_rows
 

@@ -15,7 +15,7 @@ from relay.broker import appender as appender_module
 from relay.broker.appender import Appender
 from relay.broker.file import FileBroker, FileLink
 from relay.broker.lines import LineEncoder
-from relay.core.ports import Closed
+from relay.core.ports.broker import Closed
 from relay.errors import BrokerRefused, BrokerUnavailable, MessageInvalid
 from relay.message import PayloadType
 from relay.route import Router

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from relay.core.ports import Link
+from relay.core.ports.broker import Link
 from relay.message import Row
 from relay.servers import RabbitServer
 from tests.broker.outcome_suite import probe

@@ -14,7 +14,7 @@ import pytest
 from aiormq.abc import AbstractChannel, DeliveredMessage
 
 from relay.broker.link import AmqpLink
-from relay.core.ports import Closed
+from relay.core.ports.broker import Closed
 from relay.errors import BrokerRefused
 from relay.message import PayloadType
 from relay.servers import RabbitServer

@@ -13,7 +13,7 @@ from pamqp.header import ContentHeader
 
 from relay.broker.link import AmqpLink
 from relay.broker.wire import WRITE_BUFFER_BYTES
-from relay.core.ports import Closed
+from relay.core.ports.broker import Closed
 from relay.message import PayloadType
 
 from .recorder import Recorder, make_broker, make_row, make_rows

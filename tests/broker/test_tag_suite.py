@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from relay.core.ports import Link
+from relay.core.ports.broker import Link
 from relay.message import PayloadType
 
 from . import tag_suite

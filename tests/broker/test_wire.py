@@ -15,7 +15,7 @@ from pamqp import commands, frame
 from pamqp.header import ContentHeader
 
 from relay.broker.wire import Wire, message_id
-from relay.core.ports import Broker, Link
+from relay.core.ports.broker import Broker, Link
 from relay.core.window import ProtocolViolation
 from relay.message import PayloadType
 

@@ -10,26 +10,21 @@ from dataclasses import dataclass, field
 from random import Random
 from typing import Any
 
-from relay.core.ports import (
+from relay.core.ports.broker import Closed, Link, LinkListener, Publication, Rejection, Returned
+from relay.core.ports.outbox import (
     Armed,
     Backlog,
     Check,
     Claim,
-    Closed,
     Discarded,
     Due,
     Held,
     HeldPage,
-    Link,
-    LinkListener,
     OutboxInfo,
     Page,
     PageRequest,
     Place,
-    Publication,
-    Rejection,
     Renewal,
-    Returned,
     Searched,
     Settled,
     Settlement,

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from relay.core.chains import Chains
-from relay.core.ports import SHARDS
+from relay.core.ports.outbox import SHARDS
 from relay.core.settings import Ordering
 from relay.message import Row, State
 from tests.core.test_chains import INLINE, ROOM, learn, make_row

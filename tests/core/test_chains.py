@@ -9,7 +9,7 @@ import pytest
 
 from relay.core.chains import Chains
 from relay.core.holding import Walk
-from relay.core.ports import SHARDS, HeldKey, HeldPage
+from relay.core.ports.outbox import SHARDS, HeldKey, HeldPage
 from relay.core.settings import Ordering
 from relay.message import Row, State
 

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from relay.core.holding import Holding, Walk
-from relay.core.ports import HeldKey, HeldPage
+from relay.core.ports.outbox import HeldKey, HeldPage
 from relay.message import Key
 
 A, B = ("", "a"), ("", "b")

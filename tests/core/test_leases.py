@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from relay.core.leases import KEEP_LEASES, Leases
-from relay.core.ports import SHARDS, Claim, Renewal
+from relay.core.ports.outbox import SHARDS, Claim, Renewal
 
 LEASE_S = 5.0
 MARGIN_S = 0.5

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from relay.core.ports import Closed, Rejection
+from relay.core.ports.broker import Closed, Rejection
 from relay.core.settings import EngineSettings
 from relay.message import Aside, Row
 from relay.publisher import NACKS_MAX

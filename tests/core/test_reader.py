@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from relay.core.ports import (
+from relay.core.ports.outbox import (
     Armed,
     Check,
     Claim,

@@ -8,7 +8,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
-from relay.core.ports import Check, Page, PageRequest, Writer
+from relay.core.ports.outbox import Check, Page, PageRequest, Writer
 from relay.core.reading import Reading
 from relay.message import Row
 

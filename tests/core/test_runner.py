@@ -9,15 +9,7 @@ from contextlib import asynccontextmanager
 from random import Random
 from typing import Any
 
-from relay.core.ports import (
-    Armed,
-    Check,
-    Claim,
-    Due,
-    Held,
-    Page,
-    Settled,
-)
+from relay.core.ports.outbox import Armed, Check, Claim, Due, Held, Page, Settled
 from relay.core.settings import EngineSettings
 from relay.engine import Engine, Signal
 from relay.http import Readiness

@@ -8,11 +8,7 @@ import logging
 import pytest
 
 from relay import settler
-from relay.core.ports import (
-    Claim,
-    Held,
-    Page,
-)
+from relay.core.ports.outbox import Claim, Held, Page
 from relay.core.settings import EngineSettings
 from relay.errors import DatabaseRefused
 from relay.keeper import LEAVING_TRIES, RENEWALS_PER_LEASE, SKIPPED_RETRY_S, Keeper

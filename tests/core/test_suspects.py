@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from relay.core.ports import SHARDS
+from relay.core.ports.outbox import SHARDS
 from relay.core.suspects import Suspects
 from relay.message import Row, State
 

@@ -9,13 +9,7 @@ import asyncpg
 
 from relay import config
 from relay.config import Config
-from relay.core.ports import (
-    Claim,
-    Held,
-    PageRequest,
-    Setback,
-    Settlement,
-)
+from relay.core.ports.outbox import Claim, Held, PageRequest, Setback, Settlement
 from relay.message import Aside, Key, Row
 from relay.outbox import PostgresOutbox
 from relay.urls import DatabaseTarget

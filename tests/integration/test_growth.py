@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import asyncpg
 
-from relay.core.ports import Check
+from relay.core.ports.outbox import Check
 from relay.core.reading import Reading
 from relay.errors import DatabaseRefused
 from relay.sessions import Group

@@ -12,11 +12,7 @@ import asyncpg
 import pytest
 
 from relay import migrate
-from relay.core.ports import (
-    Check,
-    Held,
-    Page,
-)
+from relay.core.ports.outbox import Check, Held, Page
 from relay.errors import (
     DatabaseLost,
     DatabaseUnavailable,

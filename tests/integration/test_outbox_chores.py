@@ -9,11 +9,7 @@ from datetime import UTC, datetime
 import asyncpg
 import pytest
 
-from relay.core.ports import (
-    Discarded,
-    Held,
-    Searched,
-)
+from relay.core.ports.outbox import Discarded, Held, Searched
 from tests.conftest import eventually
 from tests.integration.relay import ALL, Relay, deferred, insert, parked, states
 

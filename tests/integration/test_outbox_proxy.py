@@ -9,7 +9,7 @@ import asyncpg
 import pytest
 
 from relay import migrate
-from relay.core.ports import Armed, Settlement
+from relay.core.ports.outbox import Armed, Settlement
 from tests.integration.relay import Relay, deferred, insert, parked, states
 from tests.pooler import IS_INSTALLED, Pooler
 

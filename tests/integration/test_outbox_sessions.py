@@ -9,10 +9,7 @@ import asyncpg
 import pytest
 
 from relay import migrate
-from relay.core.ports import (
-    Armed,
-    Writer,
-)
+from relay.core.ports.outbox import Armed, Writer
 from relay.errors import (
     DatabaseLost,
     SchemaMissing,

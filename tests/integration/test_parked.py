@@ -12,7 +12,7 @@ import pytest
 
 from relay import migrate, parked, pause
 from relay.config import Config
-from relay.core.ports import Settlement
+from relay.core.ports.outbox import Settlement
 from relay.errors import NothingMatched, UsageError
 from relay.parked_rows import Action, Filter, Listing, Outcome
 from relay.parked_text import _parsed, details_document, details_lines, listing_lines, read_filter, read_rate

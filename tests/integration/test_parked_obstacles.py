@@ -12,7 +12,7 @@ import pytest
 
 from relay import migrate, parked, pause
 from relay.config import Config
-from relay.core.ports import Held
+from relay.core.ports.outbox import Held
 from relay.errors import DatabaseRefused
 from relay.parked_rows import Action, Filter, Listing
 from relay.parked_table import ParkedTable, open_parked

@@ -19,7 +19,7 @@ import asyncpg
 import pytest
 
 from relay import migrate
-from relay.core.ports import Held, Settlement
+from relay.core.ports.outbox import Held, Settlement
 from relay.core.reading import Reading
 from relay.message import Row
 from relay.outbox import PostgresOutbox

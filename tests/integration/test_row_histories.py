@@ -22,7 +22,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 from relay import migrate
 from relay.config import load
 from relay.core.failures import Failure
-from relay.core.ports import OutboxInfo
+from relay.core.ports.outbox import OutboxInfo
 from relay.core.settings import EngineSettings
 from relay.keeper import Keeper
 from relay.message import PayloadType, Row

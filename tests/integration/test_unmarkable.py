@@ -11,7 +11,7 @@ import asyncpg
 import pytest
 
 from relay import config, migrate
-from relay.core.ports import Held, Settled
+from relay.core.ports.outbox import Held, Settled
 from relay.errors import DatabaseRefused
 from relay.message import Row
 from relay.parked import Action, Filter, act

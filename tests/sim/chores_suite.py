@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from relay.core.ports import SHARDS, Armed, Held, Outbox, Setback, Settlement
+from relay.core.ports.outbox import SHARDS, Armed, Held, Outbox, Setback, Settlement
 from relay.errors import DatabaseLost
 from relay.message import Aside, Key, Row
 from tests.conftest import eventually

@@ -16,7 +16,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 
-from relay.core.ports import SHARDS, Fault
+from relay.core.ports.outbox import SHARDS, Fault
 from relay.message import Aside, Ctid, Key, Row
 
 from .loop import OUTSIDE, VirtualLoop

@@ -6,7 +6,8 @@ import asyncio
 import random
 from collections.abc import Awaitable, Callable, Collection
 
-from relay.core.ports import Closed, Due, Page, Settlement
+from relay.core.ports.broker import Closed
+from relay.core.ports.outbox import Due, Page, Settlement
 from relay.message import Row
 
 from .climate import Climate, source

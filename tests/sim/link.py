@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 
-from relay.core.ports import Closed, LinkListener, Publication, Rejection, Returned
+from relay.core.ports.broker import Closed, LinkListener, Publication, Rejection, Returned
 from relay.core.window import ProtocolViolation, Window
 from relay.errors import BrokerUnavailable, ExchangeMissing
 from relay.message import PayloadType, Row

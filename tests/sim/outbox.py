@@ -9,7 +9,7 @@ import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from relay.core.ports import (
+from relay.core.ports.outbox import (
     Armed,
     Backlog,
     Check,

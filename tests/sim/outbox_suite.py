@@ -12,7 +12,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from relay.core.ports import (
+from relay.core.ports.outbox import (
     SHARDS,
     Armed,
     Check,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from relay.core.ports import Fault, Setback, Settled, Settlement
+from relay.core.ports.outbox import Fault, Setback, Settled, Settlement
 from relay.message import Aside, Key, Row
 
 from .wire import Statement, Wait, Wire, ids

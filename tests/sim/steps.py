@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
 
-from relay.core.ports import Check, Page, PageRequest, Settlement
+from relay.core.ports.outbox import Check, Page, PageRequest, Settlement
 from relay.core.settings import EngineSettings, Ordering, Unroutable
 
 from .broker import BrokerOptions

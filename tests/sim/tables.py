@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from relay.core.ports import Fault
+from relay.core.ports.outbox import Fault
 from relay.message import Aside, Ctid, Key
 
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from relay.core.ports import Armed
+from relay.core.ports.outbox import Armed
 
 from .steps import passes, play, settings
 from .world import World

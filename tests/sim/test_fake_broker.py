@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from relay.core.ports import Closed, Link, Publication, Rejection, Returned
+from relay.core.ports.broker import Closed, Link, Publication, Rejection, Returned
 from relay.errors import BrokerUnavailable
 from relay.message import PayloadType, Row
 from tests.broker import link_suite, outcome_suite, tag_suite

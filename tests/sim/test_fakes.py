@@ -9,7 +9,7 @@ from dataclasses import replace
 
 import pytest
 
-from relay.core.ports import Held, Outbox, OutboxInfo, Settlement
+from relay.core.ports.outbox import Held, Outbox, OutboxInfo, Settlement
 from relay.errors import DatabaseLost
 
 from . import chores_suite, outbox_suite

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import pytest
 
-from relay.core.ports import Due, PageRequest, Settlement
+from relay.core.ports.outbox import Due, PageRequest, Settlement
 from relay.message import Aside
 
 from .steps import aside, failing_head, in_flight, is_aside, play, settings

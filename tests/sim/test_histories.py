@@ -11,7 +11,7 @@ from collections.abc import Callable
 
 import pytest
 
-from relay.core.ports import PageRequest, Settlement
+from relay.core.ports.outbox import PageRequest, Settlement
 
 from .oracle import Outcome
 from .steps import (

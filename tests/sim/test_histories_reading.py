@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 
-from relay.core.ports import Check, Page, PageRequest
+from relay.core.ports.outbox import Check, Page, PageRequest
 
 from .steps import (
     brings,

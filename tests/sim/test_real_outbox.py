@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import asyncpg
 import pytest
 
-from relay.core.ports import Outbox, OutboxInfo
+from relay.core.ports.outbox import Outbox, OutboxInfo
 from relay.migrate import migrate
 from relay.outbox import PostgresOutbox
 from relay.rows import shard_sql

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from relay.core.ports import Page, PageRequest
+from relay.core.ports.outbox import Page, PageRequest
 
 from .batch import Tally, play_all, play_some
 from .outbox import FakeOutbox

@@ -14,7 +14,7 @@ from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
-from relay.core.ports import OutboxInfo
+from relay.core.ports.outbox import OutboxInfo
 from relay.errors import DatabaseLost, DatabaseRefused, DatabaseUnavailable, SchemaMissing
 from relay.message import PayloadType, Row
 
