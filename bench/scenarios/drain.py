@@ -34,10 +34,10 @@ def steps(form: Form) -> Sequence[Step]:
     found += [_relay("classic", Drain(classic, queue="classic"))]
     found += [_c("window 50", Ceiling(few, 50)), _relay("50 keys", Drain(few))]
     found += [_c("window 1", Ceiling(one, 1, messages=form.rows(2_000))), _relay("hot key", Drain(one))]
-    return [*found, *_once(form)]
+    return [*found, *_once(form, main)]
 
 
-def _once(form: Form) -> list[Step]:
+def _once(form: Form, main: Load) -> list[Step]:
     """Measured for scale, not for a target: once in the short form."""
     load = Load(form.rows(30_000))
     beside = Load(form.rows(22_000), hot_every=11)
@@ -46,7 +46,6 @@ def _once(form: Form) -> list[Step]:
         _relay(ordering, Drain(load, settings=(("RELAY_ORDERING", ordering),), is_ordered=ordering != "none"), is_once)
         for ordering in ("pipelined", "none")
     ]
-    main = Load(form.rows(60_000))
     found += [_apart(_c("apart library 1000", Ceiling(main, 1_000), is_once))]
     found += [_apart(_relay("apart", Drain(main), is_once))]
     found.append(_relay("hot key beside cold", Drain(beside), is_once))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 
 import pytest
@@ -10,6 +11,7 @@ from bench import native
 from bench.ceiling import Ceiling, run_ceiling
 from bench.errors import BenchFailed, Unavailable
 from bench.load import Load
+from bench.procfs import children
 from bench.proof import check_queue
 from bench.relay_run import Drain, run_relay
 from bench.rig import Rig
@@ -82,6 +84,19 @@ def test_good_rows_are_timed_beside_rows_that_cannot_go(rig: Rig) -> None:
     assert run["max_ms"] > 0
     assert run["alone"]["max_ms"] > 0
     assert run["delay_ms"] == pytest.approx(run["p50_ms"] - run["alone"]["p50_ms"], abs=0.002)
+
+
+def test_a_broker_apart_shares_no_core_with_anybody(rig: Rig) -> None:
+    pids = (0, rig.postgres.pid, children(rig.postgres.pid)[0])
+    before = [os.sched_getaffinity(pid) for pid in (rig.rabbit.broker_pid, *pids)]
+    if len(before[1]) == 1:
+        with pytest.raises(Unavailable, match="one core"), rig.apart():
+            pass
+        return
+    with rig.apart():
+        brokers = os.sched_getaffinity(rig.rabbit.broker_pid)
+        assert all(brokers.isdisjoint(os.sched_getaffinity(pid)) for pid in pids)
+    assert [os.sched_getaffinity(pid) for pid in (rig.rabbit.broker_pid, *pids)] == before
 
 
 def test_the_relay_drains_into_the_sink(rig: Rig) -> None:
