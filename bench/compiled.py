@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import os
 import shutil
@@ -30,20 +31,24 @@ def compiled_tree() -> Path:
     tree = KEPT / digest.hexdigest()[:16]
     if not tree.exists():
         KEPT.mkdir(exist_ok=True)
-        with tempfile.TemporaryDirectory(dir=KEPT, prefix="making-") as directory:
-            made = Path(directory, "tree")
-            with zipfile.ZipFile(_wheel(Path(directory))) as archive:
-                archive.extractall(made)
-            for other in KEPT.iterdir():
-                if not other.name.startswith("making-") and other != tree:
-                    shutil.rmtree(other, ignore_errors=True)
-            try:
-                made.rename(tree)
-            except OSError:
-                # Somebody else made the same meanwhile.
-                if not tree.exists():
-                    raise
+        with open(KEPT / "lock", "w") as lock:
+            # Whoever else wants it waits: making it takes a core for a minute.
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            if not tree.exists():
+                _make(tree)
     return tree
+
+
+def _make(tree: Path) -> None:
+    """In place of those of other states of the sources."""
+    for other in KEPT.iterdir():
+        if other.is_dir():
+            shutil.rmtree(other, ignore_errors=True)
+    with tempfile.TemporaryDirectory(dir=KEPT, prefix="making-") as directory:
+        made = Path(directory, "tree")
+        with zipfile.ZipFile(_wheel(Path(directory))) as archive:
+            archive.extractall(made)
+        made.rename(tree)
 
 
 def _wheel(directory: Path) -> Path:

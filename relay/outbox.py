@@ -258,13 +258,14 @@ class PostgresOutbox:
             request.span,
             request.inline_bytes,
             self._instance,
+            SEQ_MAX if request.beyond_drawn else request.last_seq,
         ]
         async with self._sessions.call(Group.READER, READ_DEADLINE_S) as session:
             if request.probed:
                 records = await session.read("page_probed", *values, request.probed)
             else:
                 records = await session.read("page", *values)
-        ended = records[0]["ended"] if records else None
+        ended = records[0]["ended"]
         if not request.probed:
             return Page(ended or (), page_rows(records))
         blocked = {record["seq"] for record in records if record["is_blocked"]}

@@ -138,7 +138,7 @@ def texts(schema: Schema, system_identifier: str) -> dict[str, str]:
         texts[name] = fill(sql_file(f"queries/{name}.sql"), values)
     # A statement of its own, for usually nobody asks.
     values["row"] = row_sql(schema.payload_type, inline["page"])
-    is_asked = "f.shard = ANY ($13::smallint[]) AND o.aggregate_id IS NOT NULL"
+    is_asked = "f.shard = ANY ($14::smallint[]) AND o.aggregate_id IS NOT NULL"
     values["is_blocked"] = f", CASE WHEN {is_asked} THEN {values['blocker']} END AS is_blocked"
     texts["page_probed"] = fill(sql_file("queries/page.sql"), values)
     return texts

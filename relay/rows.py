@@ -57,7 +57,7 @@ def row_sql(payload_type: PayloadType, inline: str) -> str:
 
 
 def page_rows(records: Iterable[Sequence[Any]]) -> list[Row]:
-    """Rows of `page.sql`: (ended, shard, a row's columns); a shard without a row has nulls."""
+    """Rows of `page.sql`: (ended, shard, a row's columns); a page without a row is one of nulls."""
     rows: list[Row] = []
     append = rows.append
     make = Row.__new__

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import http.client
 import time
 import urllib.request
 from collections.abc import Mapping
@@ -65,7 +66,7 @@ def scrape(url: str) -> Scrape | None:
             for sample in family.samples
             if not sample.name.endswith("_bucket")
         }
-    except (OSError, ValueError):
+    except (OSError, ValueError, http.client.HTTPException):
         return None
     if not any(name == "relay_build_info" for name, _ in samples):
         return None

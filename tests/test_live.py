@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import socket
 import subprocess
 import sys
 from dataclasses import replace
 from io import StringIO
 from pathlib import Path
+from threading import Thread
 
 import pytest
 from rich.console import Console
@@ -137,6 +139,20 @@ def test_the_mean_confirm_and_a_relay_that_was_restarted() -> None:
 def test_who_is_no_relay_is_none(site: Site) -> None:
     assert scrape(f"http://127.0.0.1:{site.server.port}/livez") is None
     assert scrape("http://127.0.0.1:1/metrics") is None
+
+
+def test_who_speaks_no_http_is_none() -> None:
+    def greet() -> None:
+        connection, _ = server.accept()
+        with connection:
+            connection.recv(4096)
+            connection.sendall(b"220 mail.example ESMTP\r\n")
+
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        greeter = Thread(target=greet)
+        greeter.start()
+        assert scrape(f"http://127.0.0.1:{server.getsockname()[1]}/metrics") is None
+        greeter.join()
 
 
 def test_where_a_relay_is_asked() -> None:

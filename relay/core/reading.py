@@ -210,6 +210,7 @@ class Reading:
             cursors=[self._cursors[shard] for shard in shards],
             last_seq=self._last_seq,
             beyond=self.may_read_beyond(),
+            beyond_drawn=asked,
             limit=limit,
             inline_bytes=inline_bytes,
             span=self._span,

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import http.client
 import os
 import signal
 import subprocess
 import sys
-import urllib.error
 import urllib.request
 from collections.abc import Mapping
 from pathlib import Path
@@ -155,5 +155,6 @@ def _get(url: str) -> str | None:
     try:
         with urllib.request.urlopen(url, timeout=2.0) as answer:
             return str(answer.read().decode())
-    except (urllib.error.URLError, OSError):
+    except (OSError, http.client.HTTPException):
+        # Also of a relay that was killed in the middle of its answer.
         return None

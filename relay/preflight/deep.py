@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from relay.config import Config
 from relay.database import close, connect, fill, mapped_errors, sql_file
-from relay.errors import DatabaseError, DatabaseRefused, RelayError, SchemaMissing
+from relay.errors import DatabaseRefused, RelayError, SchemaMissing
 from relay.migrate import Schema, read_schema
 from relay.outbox_sql import IDENTIFICATION, fingerprint_sql
 from relay.preflight.finding import Finding, error, not_checked, ok
@@ -62,7 +62,7 @@ async def check(config: Config, on_progress: Progress) -> list[Finding]:
         return await _Walk(connection, schema, on_progress).findings()
     except SchemaMissing:
         return [not_checked("floors", "there is no outbox yet")]
-    except DatabaseError as failure:
+    except RelayError as failure:
         return [not_checked("floors", failure.message, failure.hint)]
     finally:
         await close(connection)

@@ -1,5 +1,6 @@
--- Purpose: delete marked rows past their age, oldest first, of our own shards below their floors. A few rows a shard are
---          looked at, from the bottom: where those are too young, so are the ones above.
+-- Purpose: delete marked rows past their age, oldest first, of our own shards below their floors. A few marked rows a shard
+--          are looked at, from the bottom: where those are too young, so are the ones above, but for what was redriven. Rows
+--          in the fault table are passed over, or enough of them at the bottom would keep all that lies above them.
 -- Values:  $1 instance, $2 age in seconds, $3 rows in all.
 -- Locks:   the deleted rows, SKIP LOCKED.
 -- Index:   {read_index}, one descent a shard.
@@ -9,7 +10,7 @@ WITH look AS MATERIALIZED (
      old AS MATERIALIZED (
         SELECT x.c, x.seq FROM {shard} s CROSS JOIN LATERAL (
             SELECT o.ctid AS c, o.seq, o.sent_at FROM {table} o
-             WHERE {shard_of_o} = s.shard AND o.aside IS NULL AND o.seq <= s.floor ORDER BY o.seq LIMIT (SELECT rows FROM look)) x
+             WHERE {shard_of_o} = s.shard AND o.aside IS NULL AND o.seq <= s.floor AND o.sent_at IS NOT NULL ORDER BY o.seq LIMIT (SELECT rows FROM look)) x
          WHERE s.owner = $1::text AND x.sent_at < statement_timestamp() - $2::float8 * interval '1 second'
          ORDER BY x.seq LIMIT $3::int),
      t AS (SELECT o.ctid AS c, o.seq FROM old JOIN {table} o ON o.ctid = old.c

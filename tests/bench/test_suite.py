@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -13,7 +14,7 @@ import pytest
 from aiormq.exceptions import AMQPConnectionError
 
 from bench import __main__ as command
-from bench import suite
+from bench import compiled, suite
 from bench.errors import BenchFailed, Unavailable
 from bench.step import Form, Step
 from relay.servers import ServerFailed
@@ -116,7 +117,7 @@ def test_the_command_reports_a_disturbed_suite_under_another_name(
 ) -> None:
     steps = [Step("drain", "delete", 1.0, Called(5.0)), Step("drain", "other", 1.0, Called(5.0, error))]
     monkeypatch.setattr(suite, "SCENARIOS", {"drain": lambda _: steps})
-    code = command.main(["--json", str(tmp_path / "r.json"), "--repeats", "1"])
+    code = command.main(["--json", str(tmp_path / "r.json"), "--repeats", "1", "--build", "pure"])
     output = capsys.readouterr()
     if isinstance(error, BenchFailed):
         assert code == 1
@@ -130,3 +131,22 @@ def test_the_command_reports_a_disturbed_suite_under_another_name(
         assert bool(result["skipped"]) is (error is not None)
         assert ("install one" in output.out) is (error is not None)
     assert result["drain_msgs_s"] == 5.0
+
+
+@pytest.mark.parametrize("build", ["compiled", "pure"])
+def test_it_says_of_which_build_the_programs_were(
+    build: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(os, "environ", {})
+    monkeypatch.setattr(suite, "SCENARIOS", {"drain": lambda _: [Step("drain", "delete", 1.0, Called())]})
+
+    def tree() -> Path:
+        if build == "pure":
+            raise Unavailable("there is no C compiler")
+        return tmp_path
+
+    monkeypatch.setattr(compiled, "compiled_tree", tree)
+    assert command.main(["--json", str(tmp_path / "r.json"), "--repeats", "1"]) == 0
+    assert json.loads((tmp_path / "r.json").read_text())["build"] == build
+    assert ("PURE Python is measured: there is no C compiler" in capsys.readouterr().out) is (build == "pure")
+    assert (str(tmp_path) in os.environ.get("PYTHONPATH", "")) is (build == "compiled")

@@ -237,6 +237,18 @@ def test_a_writer_without_an_xid_is_asked_once_a_check_and_keeps_pages_at_s() ->
     assert (third.gone, third.beyond) == ([True], True)
 
 
+def test_the_first_page_after_a_check_looks_where_the_sequence_has_not_been() -> None:
+    """Of each shard: after a `setval` rows lie there."""
+    reading = began(0, 0, 1)
+    reading.on_check(check(1))
+    found = []
+    for shards in ([0], [0], [0, 1], [0, 1]):
+        page = reading.request(shards, 10, INLINE)
+        found.append(page.beyond_drawn)
+        reading.on_page(page, Page([], []))
+    assert found == [True, False, True, False]
+
+
 def test_a_refused_page_counts_for_nothing() -> None:
     reading = began()
     reading.on_check(check(1, Writer("3/1", None)))

@@ -84,6 +84,7 @@ def request(shards: Iterable[int], cursor: int = 0, **changes: Any) -> PageReque
         "cursors": [cursor] * len(wanted),
         "last_seq": 2**40,
         "beyond": False,
+        "beyond_drawn": False,
         "limit": 1000,
         "inline_bytes": 16384,
     }

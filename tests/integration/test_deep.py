@@ -70,6 +70,16 @@ async def test_a_step_that_takes_too_long_is_made_smaller(
     assert sum(int(str((finding.details or {})["rows"])) for finding in findings) == 60
 
 
+async def test_a_schema_that_relay_does_not_work_with_is_a_finding(
+    database: asyncpg.Connection, settings: Config
+) -> None:
+    """As it is for the rest of `relay check`, which says more of it."""
+    await database.execute("DROP TABLE outbox_meta")
+    (finding,) = await deep.check(settings, lambda _: None)
+    assert (finding.check, finding.level) == ("floors", Level.NOT_CHECKED)
+    assert "outbox" in finding.text
+
+
 async def test_a_step_uses_the_reading_index(database: asyncpg.Connection, settings: Config) -> None:
     """With statistics that are out of date."""
     await fill(database)

@@ -64,6 +64,20 @@ async def test_the_purge(database: asyncpg.Connection, started: Callable[..., Re
     assert relay.lost == []
 
 
+async def test_the_purge_passes_unmarkable_rows(database: asyncpg.Connection, started: Callable[..., Relay]) -> None:
+    """More of them at the bottom of a shard than it looks at there."""
+    relay = await started().start()
+    await insert(database, *["k"] * 205)
+    await database.execute(
+        "INSERT INTO outbox_fault (seq, id, failure_class) SELECT seq, id, 'unmarkable' FROM outbox WHERE seq <= 200;"
+        "UPDATE outbox SET sent_at = now() - interval '2 days' WHERE seq > 200"
+    )
+    await relay.renew(relay.held(floor=205), available=True)
+    assert await relay.purge(86400.0, 100) == 5
+    assert await relay.purge(86400.0, 100) == 0
+    assert await database.fetchval("SELECT count(*) FROM outbox") == 200
+
+
 @pytest.mark.parametrize("marks_sent", [True, False])
 async def test_the_search_lowers_a_floor_that_hides_a_row(
     database: asyncpg.Connection, started: Callable[..., Relay], marks_sent: bool

@@ -10,6 +10,7 @@ import asyncpg
 import pytest
 
 from relay import migrate
+from relay.outbox import SEQ_MAX
 from relay.outbox_sql import texts
 from relay.sessions import Group
 from tests.integration.relay import Relay
@@ -50,8 +51,15 @@ def instance_of(relay: Relay) -> str:
     return f"'{relay._instance}'"
 
 
-async def rows_touched(relay: Relay, group: Group, name: str, *arguments: str) -> tuple[float, set[str]]:
-    """Rows of the outbox that the statement looked at, and the indexes by which; run, and rolled back."""
+def page_arguments(relay: Relay, cursor: int) -> list[str]:
+    shards = f"'{{{','.join(map(str, range(64)))}}}'"
+    cursors = f"'{{{','.join([str(cursor)] * 64)}}}'"
+    bounds = ["200000", "5", "100000", "8192"]
+    return [*["'{}'"] * 5, shards, cursors, *bounds, instance_of(relay), str(cursor)]
+
+
+async def looks(relay: Relay, group: Group, name: str, *arguments: str) -> list[dict[str, Any]]:
+    """The looks at the outbox in the statement's plan; run, and rolled back."""
     session = relay._sessions._sessions[group]
     connection = session.connection
     text = session._texts[name]
@@ -63,16 +71,18 @@ async def rows_touched(relay: Relay, group: Group, name: str, *arguments: str) -
     finally:
         await connection.execute("ROLLBACK")
         await connection.execute("DEALLOCATE explained")
+    return [node for node in nodes(json.loads(found)[0]["Plan"]) if node.get("Relation Name") == "outbox"]
+
+
+async def rows_touched(relay: Relay, group: Group, name: str, *arguments: str) -> tuple[float, set[str]]:
+    """Rows of the outbox that the statement looked at, and the indexes by which."""
     touched, indexes = 0.0, set()
-    for node in nodes(json.loads(found)[0]["Plan"]):
-        if node.get("Relation Name") == "outbox":
-            seen = (
-                node["Actual Rows"]
-                + node.get("Rows Removed by Filter", 0)
-                + node.get("Rows Removed by Index Recheck", 0)
-            )
-            touched += seen * node["Actual Loops"]
-            indexes.add(node.get("Index Name", node["Node Type"]))
+    for node in await looks(relay, group, name, *arguments):
+        seen = (
+            node["Actual Rows"] + node.get("Rows Removed by Filter", 0) + node.get("Rows Removed by Index Recheck", 0)
+        )
+        touched += seen * node["Actual Loops"]
+        indexes.add(node.get("Index Name", node["Node Type"]))
     return touched, indexes
 
 
@@ -86,13 +96,18 @@ async def gauges_look_at_what_waits_and_not_at_what_was_sent(relay: Relay) -> No
 
 
 async def a_page_looks_at_the_rows_that_it_brings(relay: Relay) -> None:
-    shards = f"'{{{','.join(map(str, range(64)))}}}'"
-    cursors = f"'{{{','.join(['100000'] * 64)}}}'"
-    touched, indexes = await rows_touched(
-        relay, Group.READER, "page", *["'{}'"] * 5, shards, cursors, "200000", "5", "100000", "8192", instance_of(relay)
-    )
+    touched, indexes = await rows_touched(relay, Group.READER, "page", *page_arguments(relay, 100_000))
     assert "outbox_read" in indexes
-    assert touched <= 64 * 5
+    assert 0 < touched <= 64 * 5
+
+
+async def a_poll_that_finds_nothing_descends_nowhere(relay: Relay) -> None:
+    arguments = page_arguments(relay, 100_000 + PENDING)
+    descents = [node["Actual Loops"] for node in await looks(relay, Group.READER, "page", *arguments)]
+    assert descents == [0]
+    arguments[-1] = str(SEQ_MAX)
+    descents = [node["Actual Loops"] for node in await looks(relay, Group.READER, "page", *arguments)]
+    assert descents == [64]
 
 
 async def a_claim_looks_at_no_event(relay: Relay) -> None:
@@ -117,6 +132,7 @@ async def test_what_runs_all_the_time_costs_the_same_whatever_was_sent(
 ) -> None:
     await gauges_look_at_what_waits_and_not_at_what_was_sent(relay)
     await a_page_looks_at_the_rows_that_it_brings(relay)
+    await a_poll_that_finds_nothing_descends_nowhere(relay)
     await a_claim_looks_at_no_event(relay)
     await gauges_look_above_what_was_sent_since_a_writer_opened(relay, database)
 

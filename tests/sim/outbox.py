@@ -267,10 +267,11 @@ class FakeOutbox(Settling):
         )
         rows: list[Row] = []
         blocked: set[int] = set()
+        drawn = max(request.last_seq, database.last_seq())
         for shard, cursor in zip(request.shards, request.cursors, strict=True):
             above = cursor if low is None else min(cursor, low)
             pending = database.pending[shard]
-            if not pending or not self._is_ours(shard):
+            if not pending or not self._is_ours(shard) or not (above < drawn or request.beyond_drawn):
                 continue
             found = sorted(
                 (

@@ -120,6 +120,7 @@ async def read(
     check: Check | None = None,
     low: int = 0,
     beyond: bool = False,
+    beyond_drawn: bool = False,
     inline_bytes: int = 1 << 20,
     span: int = 1 << 40,
     is_probed: bool = False,
@@ -139,6 +140,7 @@ async def read(
             cursors=[cursor] * len(shards),
             last_seq=check.last_seq if check is not None else last.last_seq,
             beyond=beyond,
+            beyond_drawn=beyond_drawn,
             limit=limit,
             inline_bytes=inline_bytes,
             span=span,
@@ -347,6 +349,26 @@ async def case_a_page_stops_at_s_unless_told(table: Table) -> None:
     await table.insert("k")
     assert [row.seq for row in (await read(outbox, claims, check=check)).rows] == [1]
     assert [row.seq for row in (await read(outbox, claims, check=check, beyond=True)).rows] == [1, 2]
+
+
+async def case_a_page_looks_where_the_sequence_has_not_been_only_when_told(table: Table) -> None:
+    """Rows lie there after a `setval`. Up to S they are brought in any case, for the cursor will be there."""
+    outbox = await table.relay("a")
+    claims = await claim_all(outbox)
+    await table.insert("k", 5)
+    check = await outbox.check()
+    await table.set_back(2)
+    page = await read(outbox, claims, check=check, cursor=2, beyond=True)
+    assert [row.seq for row in page.rows] == [3, 4, 5]
+    for beyond_drawn, found in (True, [3, 4, 5]), (False, []):
+        page = await read(outbox, claims, cursor=2, beyond=True, beyond_drawn=beyond_drawn)
+        assert [row.seq for row in page.rows] == found
+    writer = await table.begin()
+    await writer.insert("l")
+    check = await outbox.check()
+    await writer.commit()
+    page = await read(outbox, claims, check=check, cursor=5, low=2)
+    assert 3 in [row.seq for row in page.rows]
 
 
 async def case_a_page_spans_no_more_than_it_is_told(table: Table) -> None:

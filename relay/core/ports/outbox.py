@@ -94,7 +94,8 @@ class PageRequest:
     writers that have ended, up to `last_seq` unless `beyond`, and up to `span` seqs above that
     lowest in any case; `limit` rows a shard, by seq; not the rows aside, not the sent ones. Bodies
     over `inline_bytes` stay behind (`is_loaded` false). Whether a row has a blocker is asked for
-    rows of the shards `probed` only (H2).
+    rows of the shards `probed` only (H2). Rows above both `last_seq` and the last seq drawn, where there
+    are none but after a `setval`, are looked for only with `beyond_drawn`.
     """
 
     numbers: Sequence[int]
@@ -106,6 +107,7 @@ class PageRequest:
     cursors: Sequence[int]
     last_seq: int
     beyond: bool
+    beyond_drawn: bool
     limit: int
     inline_bytes: int
     span: int = 2**62
