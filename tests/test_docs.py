@@ -2,13 +2,35 @@
 
 from __future__ import annotations
 
+import ast
+import re
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from relay import config, metrics
+from relay.preflight import encryption, management, proxy
 
-DOCS = Path(__file__).parent.parent / "docs"
+ROOT = Path(__file__).parent.parent
+DOCS = ROOT / "docs"
+RELAY = ROOT / "relay"
+
+
+def calls(package: Path) -> Iterator[tuple[Path, ast.Call, str]]:
+    """Every call in the package that has an argument, with the last part of the name that it calls."""
+    for path in sorted(package.rglob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Call) and node.args:
+                called = node.func
+                yield path, node, called.attr if isinstance(called, ast.Attribute) else ast.unparse(called)
+
+
+def first_cells(page: Path, heading: str) -> list[str]:
+    """What stands in backquotes in the first cells of the page's table that begins with this heading."""
+    rows = page.read_text().partition(f"\n| {heading} |")[2].partition("\n\n")[0].splitlines()[2:]
+    assert rows, f"no table {heading} in {page.name}"
+    return [name for row in rows for name in re.findall("`([^`]+)`", row.split("|")[1])]
 
 
 @pytest.mark.parametrize(
@@ -34,3 +56,14 @@ def test_every_metric_is_documented() -> None:
     for metric in metrics.METRICS:
         assert f"| `{metric.name}` |" in text
         assert metric.help in text
+
+
+def test_every_finding_of_relay_check_is_in_the_table() -> None:
+    """The names are literals, but for these modules' own constants."""
+    named = {encryption.CHECK, proxy.CHECK, *management.CHECKS}
+    named |= {
+        str(call.args[0].value)
+        for _, call, called in calls(RELAY / "preflight")
+        if called in {"ok", "warning", "error", "not_checked"} and isinstance(call.args[0], ast.Constant)
+    }
+    assert sorted(first_cells(DOCS / "operations.md", "finding")) == sorted(named)
