@@ -67,3 +67,9 @@ def test_every_finding_of_relay_check_is_in_the_table() -> None:
         if called in {"ok", "warning", "error", "not_checked"} and isinstance(call.args[0], ast.Constant)
     }
     assert sorted(first_cells(DOCS / "operations.md", "finding")) == sorted(named)
+
+
+@pytest.mark.parametrize("file", ["docs/deployment.md", "docs/guarantees.md", "deploy/kubernetes/sidecar.yaml"])
+def test_the_memory_limit_is_one_formula(file: str) -> None:
+    """The one that test_case_33_large_rows_in_little_memory holds."""
+    assert "RELAY_MAX_BYTES and about 120 MiB" in (ROOT / file).read_text().replace("`", "")
