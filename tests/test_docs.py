@@ -15,6 +15,8 @@ from relay.preflight import encryption, management, proxy
 ROOT = Path(__file__).parent.parent
 DOCS = ROOT / "docs"
 RELAY = ROOT / "relay"
+SEVERITIES = ("error", "warning", "info", "debug")
+CONTRACT = "commands, options, exit codes, settings, columns, message properties and headers, metrics, keys of `--json` documents, log events"
 
 
 def calls(package: Path) -> Iterator[tuple[Path, ast.Call, str]]:
@@ -67,6 +69,36 @@ def test_every_finding_of_relay_check_is_in_the_table() -> None:
         if called in {"ok", "warning", "error", "not_checked"} and isinstance(call.args[0], ast.Constant)
     }
     assert sorted(first_cells(DOCS / "operations.md", "finding")) == sorted(named)
+
+
+def logged(argument: ast.expr) -> Iterator[str]:
+    """The names of events that are written out there."""
+    if isinstance(argument, ast.IfExp):
+        yield from logged(argument.body)
+        yield from logged(argument.orelse)
+    elif isinstance(argument, ast.Constant):
+        yield str(argument.value)
+    else:
+        assert ast.unparse(argument) == "chore.refused_event", "the name of an event is a literal"
+
+
+def test_every_log_event_is_in_the_table() -> None:
+    """With its levels. The relay's own logger is called `log` wherever it is."""
+    written: dict[str, set[str]] = {}
+    for _, call, called in calls(RELAY):
+        is_ours = called in SEVERITIES and ast.unparse(call.func).endswith((f"log.{called}", f"get_logger().{called}"))
+        # A chore of the housekeeping names the warning of its refusal.
+        if is_ours or called == "_Chore":
+            for event in logged(call.args[0]):
+                written.setdefault(event, set()).add(called if is_ours else "warning")
+    rows = re.findall(r"^\| `(\w+)` \| ([a-z, ]+) \| .+ \| .+ \|$", (DOCS / "logs.md").read_text(), re.MULTILINE)
+    assert sorted(event for event, _ in rows) == sorted(written)
+    assert {event: set(levels.split(", ")) for event, levels in rows} == written
+
+
+def test_the_contract_is_the_same_on_both_pages() -> None:
+    for page in (ROOT / "CHANGELOG.md", DOCS / "upgrading.md"):
+        assert CONTRACT in " ".join(page.read_text().split()), page.name
 
 
 @pytest.mark.parametrize("file", ["docs/deployment.md", "docs/guarantees.md", "deploy/kubernetes/sidecar.yaml"])
