@@ -122,8 +122,12 @@ class Publisher:
         engine.readiness.remove("exchange" if reason == "broker" else "broker")
         engine.readiness.add(reason, error.message)
         if is_news:
-            event = "broker_refused" if isinstance(error, BrokerRefused) else "broker_unavailable"
-            engine.log.warning(event, error=error.message, hint=error.hint, tries=failures)
+            engine.log.warning(
+                "broker_refused" if isinstance(error, BrokerRefused) else "broker_unavailable",
+                error=error.message,
+                hint=error.hint,
+                tries=failures,
+            )
 
     # ------------------------------------------------------------ publishing
 

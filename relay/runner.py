@@ -210,7 +210,11 @@ class Runner:
         engine.readiness.remove("schema" if reason == "database" else "database")
         engine.readiness.add(reason, error.message)
         if is_news and not engine.is_stopping:
-            engine.log.warning(f"{reason}_unavailable", error=error.message, hint=error.hint)
+            engine.log.warning(
+                "schema_unavailable" if reason == "schema" else "database_unavailable",
+                error=error.message,
+                hint=error.hint,
+            )
 
     # ------------------------------------------------------------ watching
 

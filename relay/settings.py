@@ -202,7 +202,7 @@ SETTINGS: tuple[Setting, ...] = (
         # Chosen by measurement (docs/benchmarks.md); a larger one adds only memory.
         "4000",
         values.integer_between(1, 1_000_000),
-        "rows read and not yet published",
+        "rows in memory, from reading to settlement: those in flight or being settled count",
         "1 to 1000000",
         _ENGINE,
     ),
@@ -212,7 +212,7 @@ SETTINGS: tuple[Setting, ...] = (
         # Chosen by measurement (docs/benchmarks.md).
         "2000",
         values.integer_between(1, 1_000_000),
-        "messages published and not yet confirmed",
+        "messages published and not yet settled, confirmed or not; a fault repeats at most so many",
         "1 to 1000000",
         _ENGINE,
     ),

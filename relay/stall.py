@@ -70,12 +70,13 @@ class Stall:
         self.on_due(now)
         assert self._since is not None, "something is due"
         waited_s = now - self._since
-        if waited_s < engine.settings.confirm_timeout_s or self._is_stalled:
+        if waited_s < engine.settings.confirm_timeout_s:
             return
-        self._is_stalled = True
         what = "nothing but nacks" if is_nacked else "no confirm"
         engine.readiness.add("stalled", f"{what} for {waited_s:.0f} s")
-        engine.log.error("confirms_stalled", in_flight=link.in_flight, seconds=round(waited_s), nacked=is_nacked)
+        if not self._is_stalled:
+            self._is_stalled = True
+            engine.log.error("confirms_stalled", in_flight=link.in_flight, seconds=round(waited_s), nacked=is_nacked)
 
     def _end(self) -> bool:
         """Whether it was stalled."""

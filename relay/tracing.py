@@ -40,7 +40,7 @@ def start(name: str, system: str, router: Router, database_now: Callable[[], flo
     try:
         from relay.spans import OtelSpans
     except ImportError as error:
-        log.warning("tracing_unavailable", error=error, hint="pip install 'outbox-relay[otel]'")
+        log.warning("tracing_unavailable", error=error, hint="install it with the extra [otel]: docs/tracing.md")
         return None
     spans = OtelSpans.exported(name, system, router, database_now, log)
     log.info("tracing_started", exporter="otlp")

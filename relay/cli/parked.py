@@ -149,7 +149,7 @@ def _act(action: Action, options: argparse.Namespace, console: Console) -> int:
     def on_end(outcome: Outcome) -> None:
         screen.clear()
         logs.get_logger().info(
-            f"parked_{parked_text.done(action)}",
+            "parked_redriven" if action is Action.REDRIVE else "parked_discarded",
             table=outcome.table,
             role=outcome.role,
             filter=chosen.as_document() or "all",

@@ -21,6 +21,14 @@ from relay.route import Router
 from relay.text import many
 
 CHECKS: Final = ("routes", "queues", "permissions", "limits")
+TAGS: Final = {
+    "routes": "`management` and permissions in the vhost, or `policymaker` where exchanges have policies",
+    "permissions": "`administrator`",
+    "least permissions": "`administrator`",
+    "limits": "`monitoring` or `administrator`",
+}
+"""What RabbitMQ asks of the management user, by the part of the look."""
+
 EXAMPLES: Final = 3
 """So many routing keys are named in a finding."""
 
@@ -69,7 +77,7 @@ class _Look:
         try:
             yield from look()
         except ApiRefused as refusal:
-            yield not_checked(name, str(refusal), "give the management user the tag `monitoring` or `administrator`")
+            yield not_checked(name, str(refusal), f"give the management user the tag {TAGS[name]}")
 
     # ------------------------------------------------------------ routes and queues
 

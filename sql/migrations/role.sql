@@ -1,7 +1,8 @@
 -- The least that `relay run` and the operator's commands need, for one role.
 --
 -- Rights:  rows are read, marked (the relay's own columns only, which includes locking them) and deleted,
---          never inserted or rewritten; leases, members and faults are the relays' own.
+--          never inserted or rewritten, but for `expires_at`, which `parked redrive --ignore-expiry` clears;
+--          leases, members and faults are the relays' own.
 -- Locks:   none beyond the catalog's rows.
 -- Caller:  the last step, through block.sql; {role} is the quoted name.
 IF NOT has_schema_privilege({role_text}, home, 'USAGE') THEN

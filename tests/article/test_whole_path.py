@@ -1,6 +1,6 @@
 """The whole path of the picture, by the services of examples/, with both sides killed again and again.
 
-orders DB -> outbox -> relay -> exchange -> queue -> consumer -> inventory DB -> its own outbox
+orders DB -> outbox -> relay -> exchange -> queue -> consumer -> inventory DB -> its own outbox -> relay -> exchange -> queue
 """
 
 from __future__ import annotations
@@ -29,15 +29,8 @@ ORDERS: Final = 240
 KILLS: Final = 3
 ON_HAND: Final = 40
 
-TOPOLOGY: Final = """
-[[exchange]]
-name = "orders"
-
-[[queue]]
-name = "orders.inventory"
-bind = [{ exchange = "orders", key = "order.*" }]
-retry = ["100ms", "300ms", "1s"]
-"""
+LADDER: Final = 'retry = ["5s", "30s", "5m"]'
+SHORT_LADDER: Final = 'retry = ["100ms", "300ms", "1s"]'
 
 
 class Service:
@@ -102,6 +95,8 @@ async def test_relay_and_consumer_killed_repeatedly_one_effect_per_order(
         services.append(service := Service(tmp_path / f"{name}.log", name, *arguments, settings=settings))
         return service
 
+    second = Daemon({**relays, "RELAY_DATABASE_URL": inventory_url, "RELAY_EXCHANGE": "stock"}, tmp_path / "second.log")
+    services.append(second)
     relay, inventory = start_relay(), start("inventory.py", settings=consumers)
     shop = start("orders.py", str(ORDERS), settings={"ORDERS_DATABASE_URL": orders_url})
     database = await asyncpg.connect(inventory_url)
@@ -121,6 +116,8 @@ async def test_relay_and_consumer_killed_repeatedly_one_effect_per_order(
     await relay.ready()
     assert await relay.stop() == 0
     assert await inventory.end(signal.SIGTERM) == 0
+    await eventually(lambda: _all_is_sent(database), 30)
+    assert await second.stop() == 0
 
     orders = await asyncpg.connect(orders_url)
     placed = {row["id"]: (row["sku"], row["quantity"]) for row in await orders.fetch("SELECT * FROM orders")}
@@ -142,13 +139,16 @@ async def test_relay_and_consumer_killed_repeatedly_one_effect_per_order(
     await database.close(timeout=5)
     for name in ("orders", "inventory"):
         await asyncio.to_thread(postgres_server.drop_database, f"{name}_{os.getpid()}")
-    assert await _parked(amqp_url) == 0
+    assert await _waiting(amqp_url, "orders.inventory.parking") == 0
+    assert await _waiting(amqp_url, "stock.orders") >= ORDERS, "the consumer's own events"
 
 
 async def _prepare(orders_url: str, inventory_url: str, amqp_url: str, rabbit: RabbitServer, directory: Path) -> None:
     vhost = unquote(urlsplit(amqp_url).path[1:])
     file = directory / "topology.toml"
-    file.write_text(TOPOLOGY)
+    topology = (EXAMPLES / "topology.toml").read_text()
+    assert LADDER in topology
+    file.write_text(topology.replace(LADDER, SHORT_LADDER))
     steps = (
         (("migrate",), {"RELAY_DATABASE_URL": orders_url}),
         (("migrate",), {"RELAY_DATABASE_URL": inventory_url}),
@@ -168,8 +168,12 @@ async def _count_reaches(database: asyncpg.Connection, count: int) -> None:
     await eventually(does, 60)
 
 
-async def _parked(amqp_url: str) -> int:
+async def _all_is_sent(database: asyncpg.Connection) -> bool:
+    return not await database.fetchval("SELECT EXISTS (SELECT FROM outbox WHERE sent_at IS NULL)")
+
+
+async def _waiting(amqp_url: str, queue_name: str) -> int:
     async with await aio_pika.connect(amqp_url) as connection:
         channel = await connection.channel()
-        queue = await channel.declare_queue("orders.inventory.parking", passive=True)
+        queue = await channel.declare_queue(queue_name, passive=True)
         return queue.declaration_result.message_count or 0

@@ -185,8 +185,9 @@ async def test_a_mute_broker_is_stalled_and_much_later_its_link_is_rebuilt_with_
     assert waited == [300.0, 600.0]
 
 
-async def test_a_broker_that_only_nacks_is_stalled_until_it_takes_something() -> None:
+async def test_a_broker_that_only_nacks_is_stalled_until_it_takes_something(caplog: pytest.LogCaptureFixture) -> None:
     """Its one queue was full: due rows went nowhere for hours, and /readyz said that all was well."""
+    caplog.set_level(logging.INFO, "tests.parts")
     parts = Parts(EngineSettings(confirm_timeout_s=30.0))
     row = make_row(1)
     parts.engine.admit([row])
@@ -198,7 +199,10 @@ async def test_a_broker_that_only_nacks_is_stalled_until_it_takes_something() ->
         parts.publisher.watch()
         parts.turn()
         assert ("stalled" in dict(parts.engine.readiness.reasons)) == (second >= 29), second
-    assert dict(parts.engine.readiness.reasons)["stalled"] == "nothing but nacks for 30 s"
+    assert dict(parts.engine.readiness.reasons)["stalled"] == "nothing but nacks for 40 s", (
+        "so far, not when it was noticed"
+    )
+    assert caplog.messages.count("confirms_stalled") == 1
     parts.engine.link = parts.link
     parts.publisher.on_returned([])
     assert "stalled" not in dict(parts.engine.readiness.reasons)

@@ -54,6 +54,18 @@ async def test_the_role_records_and_forgets_and_no_more(database: asyncpg.Connec
                 await database.execute(forbidden)
 
 
+async def test_the_role_works_in_the_schema_of_the_inbox_table(database: asyncpg.Connection, role: str) -> None:
+    """It need not be the schema of `processed_messages`."""
+    await database.execute('CREATE SCHEMA "Sa les"')
+    for _ in range(2):
+        await migrate.migrate(database, table=table_name('"Sa les".mail'), role=role)
+    async with acting_as(database, role):
+        assert await database.execute(RECORD, "stock", "m1") == "INSERT 0 1"
+        assert await database.fetch('SELECT * FROM "Sa les".mail_claim(1)') == []
+        assert await database.fetchval("SELECT \"Sa les\".mail_done('m1')") is False
+        assert await database.fetchval('SELECT count(*) FROM "Sa les".mail_writer') == 0
+
+
 async def test_the_articles_own_table_is_accepted_another_is_not(database: asyncpg.Connection) -> None:
     await database.execute(
         "CREATE TABLE processed_messages (consumer_name text, message_id text, note text, "

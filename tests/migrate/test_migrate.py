@@ -281,6 +281,7 @@ async def test_a_relays_role_does_what_run_does_and_no_more(database: asyncpg.Co
             "failure_class = 'x', failure_error = '', failure_exchange = '', failure_routing_key = '', "
             "failure_relay = '', failure_relay_version = '', first_failed_at = now(), "
             "last_failed_at = now(), due_at = now()",
+            "UPDATE outbox SET expires_at = NULL",
             "SELECT last_value, is_called FROM outbox_seq_seq",
             "SELECT * FROM outbox_shard FOR UPDATE",
             "UPDATE outbox_shard SET owner = 'me', epoch = epoch + 1",

@@ -235,8 +235,22 @@ async def test_a_management_user_of_few_tags_sees_less_and_no_error(vhost: Vhost
     url = vhost.server.management_url.replace("guest:guest", f"{name}:x")
     found = await vhost.look(RELAY_MANAGEMENT_URL=url)
     assert "nothing is bound" in only(found, "routes", Level.WARNING)
-    assert "monitoring" in only(found, "permissions", Level.NOT_CHECKED)
-    assert "monitoring" in only(found, "limits", Level.NOT_CHECKED)
+    assert "tag `administrator`" in only(found, "permissions", Level.NOT_CHECKED)
+    assert "tag `administrator`" in only(found, "least permissions", Level.NOT_CHECKED)
+    assert "tag `monitoring`" in only(found, "limits", Level.NOT_CHECKED)
+    vhost.user(name, "monitoring")
+    assert "no memory or disk alarm" in only(await vhost.look(RELAY_MANAGEMENT_URL=url), "limits", Level.OK)
+    # Where a policy names an alternate exchange, only its own tag may read it.
+    vhost.policy("alternate", "^events$", "exchanges", alternate_exchange="amq.fanout")
+
+    async def is_seen() -> bool:
+        return "routes" not in {each.check for each in await vhost.look() if "nothing is bound" in each.text}
+
+    await eventually(is_seen)
+    found = await vhost.look(RELAY_MANAGEMENT_URL=url)
+    assert "`policymaker`" in only(found, "routes", Level.NOT_CHECKED)
+    vhost.user(name, "policymaker")
+    assert "amq.fanout" in only(await vhost.look(RELAY_MANAGEMENT_URL=url), "routes", Level.WARNING)
     await asyncio.to_thread(vhost.server.ctl, "delete_user", name)
 
 
