@@ -183,10 +183,12 @@ class Reading:
         last = self._last_seq
         if last is None:
             return []
+        cursors = self._cursors
         ended = [writer.struck for writer in self._writers.values() if writer.gone]
-        return [
-            shard for shard in shards if self._cursors[shard] < last or any(shard not in struck for struck in ended)
-        ]
+        if not ended:
+            return [shard for shard in shards if cursors[shard] < last]
+        struck = set.intersection(*ended)
+        return [shard for shard in shards if cursors[shard] < last or shard not in struck]
 
     def may_read_beyond(self) -> bool:
         """Whether a page may go past S: no listed writer is without an xid (R3)."""
