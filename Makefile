@@ -30,10 +30,10 @@ demo: setup
 	$(PYTHON) -m relay demo
 
 test: setup
-	$(PYTHON) -m pytest -n $(WORKERS) --dist loadfile $(PYTEST)
+	$(PYTHON) -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder $(PYTEST)
 
 test-long: setup
-	$(PYTHON) -m pytest -m long -n $(WORKERS_LONG) --dist loadfile $(PYTEST)
+	$(PYTHON) -m pytest -m long -n $(WORKERS_LONG) --dist loadfile --no-loadscope-reorder $(PYTEST)
 
 lint: setup
 	$(PYTHON) -m ruff check .

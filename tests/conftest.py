@@ -13,6 +13,7 @@ import signal
 import socket
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from pathlib import Path
 from typing import Any, TypeVar, overload
 from urllib.parse import urlsplit, urlunsplit
 
@@ -36,6 +37,26 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 _numbers = itertools.count(1)
+
+
+LONGEST = (
+    "e2e/test_compiled.py",
+    "sim/test_seeds.py",
+    "e2e/test_parked.py",
+    "e2e/test_cases.py",
+    "faults/test_postgres_cases.py",
+    "e2e/test_demo.py",
+    "e2e/test_run.py",
+    "e2e/test_ladder.py",
+    "e2e/test_parked_commands.py",
+    "bench/test_runs.py",
+)
+"""A minute or so each, all of it in one worker (`make test`): begun last, they would keep one busy and the others idle."""
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    place = {Path(__file__).parent / name: number for number, name in enumerate(LONGEST)}
+    items.sort(key=lambda item: place.get(item.path, len(LONGEST)))
 
 
 @overload

@@ -17,6 +17,8 @@ import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
+from tests.conftest import LONGEST
+
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGE = ROOT / "relay"
 
@@ -194,3 +196,7 @@ def test_the_package_holds_the_sql_and_the_type_marker(tmp_path: Path) -> None:
     # What the tests look at is there for whoever runs them from the sdist.
     assert {"Dockerfile", ".dockerignore", "compose.yaml", "deploy/kubernetes/sidecar.yaml"} <= names
     assert ".ci/hatch_build.py" in names, "without it no wheel can be built from the sdist"
+
+
+def test_the_files_that_are_begun_first_are_there() -> None:
+    assert [name for name in LONGEST if not (ROOT / "tests" / name).is_file()] == []
