@@ -164,6 +164,25 @@ def test_what_selects_pods_finds_them() -> None:
     assert {endpoint["port"] for endpoint in monitor["spec"]["podMetricsEndpoints"]} <= ports
 
 
+def test_the_runbooks_commands_find_what_they_name() -> None:
+    page = (ROOT / "docs" / "operations.md").read_text()
+    labels = [
+        each["spec"]["template"]["metadata"]["labels"] for _, each in resources() if "template" in each.get("spec", {})
+    ]
+    selected = re.findall(r"kubectl .*-l (\S+)=(\w+)", page)
+    assert selected
+    for key, value in selected:
+        assert any(each.get(key) == value for each in labels), f"{key}={value}"
+    for name in (containers := re.findall(r"kubectl (?:exec|logs) POD -c (\w+)", page)):
+        assert name in {container["name"] for _, _, container in relays()}
+    assert len(containers) >= 2
+    ports = {port["containerPort"] for _, _, container in relays() for port in container.get("ports", [])}
+    assert set(map(int, re.findall(r"kubectl port-forward POD (\d+)", page))) <= ports
+    services = documents(ROOT / "compose.yaml")[0]["services"]
+    (service,) = re.findall(r"docker compose exec (\w+)", page)
+    assert services[service]["ports"] == ["127.0.0.1:9761:9761"]
+
+
 def test_compose_starts_what_is_there() -> None:
     compose = documents(ROOT / "compose.yaml")[0]
     services = compose["services"]
