@@ -183,7 +183,7 @@ def test_the_runbooks_commands_find_what_they_name() -> None:
     labels = [
         each["spec"]["template"]["metadata"]["labels"] for _, each in resources() if "template" in each.get("spec", {})
     ]
-    selected = re.findall(r"kubectl .*-l (\S+)=(\w+)", page)
+    selected = re.findall(r"kubectl .*-l (\S+)=([\w-]+)", page)
     assert selected
     for key, value in selected:
         assert any(each.get(key) == value for each in labels), f"{key}={value}"
