@@ -89,7 +89,7 @@ METRICS: tuple[Metric, ...] = (
     _histogram("claim_seconds", "One read of rows"),
     _histogram("settle_seconds", "One transaction of settlements"),
     _histogram("publish_attempts", "Attempts of a row when it is sent or parked"),
-    _gauge("shards_owned", "Shards whose lease this relay has; none while it has no session to renew them"),
+    _gauge("shards_owned", "Shards whose lease this relay has; 0 while it has no session to renew them"),
     _counter("lease_lost_total", "Shards lost without having been given back"),
     _gauge("backpressure_active", "1: publishing waits for this reason", "reason", PRESSURES),
     _counter("backpressure_seconds_total", "Time for which publishing waited", "reason", PRESSURES),

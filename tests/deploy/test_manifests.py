@@ -11,7 +11,8 @@ import kubernetes_validate
 import pytest
 import yaml
 
-from relay.settings import SETTINGS
+from relay.cli import _parser
+from relay.settings import SETTINGS, needed_by
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 KUBERNETES = sorted((ROOT / "deploy" / "kubernetes").glob("*.yaml"))
@@ -84,7 +85,7 @@ def _uncommented(path: Path) -> Iterator[str]:
 def test_secrets_are_files_in_kubernetes() -> None:
     """Not in the environment, and not mounted by subPath, which would never change."""
     found = list(relays())
-    assert len(found) == 4
+    assert len(found) == 5
     for name, spec, container in found:
         variables = {each["name"]: each.get("value") for each in container["env"]}
         assert not SECRETS & set(variables), name
@@ -101,6 +102,19 @@ def test_secrets_are_files_in_kubernetes() -> None:
 def _keys_of_secret(name: str) -> set[str]:
     (secret,) = (each for _, each in resources() if each["kind"] == "Secret" and each["metadata"]["name"] == name)
     return set(secret["stringData"])
+
+
+def test_each_command_is_understood_and_has_the_settings_that_it_needs() -> None:
+    for name, _, container in relays():
+        words = container["args"]
+        assert callable(_parser().parse_args(words).perform), name
+        wanted = needed_by(" ".join(words[:2] if words[0] == "inbox" else words[:1]))
+        assert wanted <= {variable["name"].removesuffix("_FILE") for variable in container["env"]}, name
+
+
+def test_the_page_lists_every_manifest() -> None:
+    page = (ROOT / "docs" / "deployment.md").read_text()
+    assert set(re.findall(r"^\| `deploy/kubernetes/(\S+)`", page, re.MULTILINE)) == {path.name for path in KUBERNETES}
 
 
 def test_a_relay_needs_no_right_at_its_machine() -> None:
@@ -162,6 +176,25 @@ def test_what_selects_pods_finds_them() -> None:
     (monitor,) = (each for _, each in resources() if each["kind"] == "PodMonitor")
     assert monitor["spec"]["jobLabel"] == "outbox"
     assert {endpoint["port"] for endpoint in monitor["spec"]["podMetricsEndpoints"]} <= ports
+
+
+def test_the_runbooks_commands_find_what_they_name() -> None:
+    page = (ROOT / "docs" / "operations.md").read_text()
+    labels = [
+        each["spec"]["template"]["metadata"]["labels"] for _, each in resources() if "template" in each.get("spec", {})
+    ]
+    selected = re.findall(r"kubectl .*-l (\S+)=([\w-]+)", page)
+    assert selected
+    for key, value in selected:
+        assert any(each.get(key) == value for each in labels), f"{key}={value}"
+    for name in (containers := re.findall(r"kubectl (?:exec|logs) POD -c (\w+)", page)):
+        assert name in {container["name"] for _, _, container in relays()}
+    assert len(containers) >= 2
+    ports = {port["containerPort"] for _, _, container in relays() for port in container.get("ports", [])}
+    assert set(map(int, re.findall(r"kubectl port-forward POD (\d+)", page))) <= ports
+    services = documents(ROOT / "compose.yaml")[0]["services"]
+    (service,) = re.findall(r"docker compose exec (\w+)", page)
+    assert services[service]["ports"] == ["127.0.0.1:9761:9761"]
 
 
 def test_compose_starts_what_is_there() -> None:

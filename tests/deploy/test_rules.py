@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import yaml
 
+from relay.inbox.metrics import METRICS as INBOX_METRICS
 from relay.metrics import METRICS, Kind
 
 ROOT = Path(__file__).parent.parent.parent
@@ -32,7 +33,9 @@ OTHERS = {
     "rabbitmq_global_messages_dead_lettered_confirmed_total",
 }
 
+ALL_METRICS = (*METRICS, *INBOX_METRICS)
 TABLE_GAUGES = ("backlog_rows", "oldest_pending_age_seconds", "deferred_rows", "parked_rows", "held_keys", "newest_seq")
+INBOX_GAUGES = ("inbox_pending_rows", "inbox_oldest_pending_age_seconds", "inbox_parked_rows")
 
 needs_promtool = pytest.mark.skipif(shutil.which("promtool") is None, reason="needs promtool")
 
@@ -59,7 +62,7 @@ def expressions() -> Iterator[tuple[str, str]]:
 
 def known_metrics() -> set[str]:
     names = set(OTHERS) | {rule["record"] for rule in rules("rules.yml")}
-    for metric in METRICS:
+    for metric in ALL_METRICS:
         names.add(metric.name)
         if metric.kind is Kind.HISTOGRAM:
             names |= {f"{metric.name}_{part}" for part in ("bucket", "sum", "count")}
@@ -69,14 +72,14 @@ def known_metrics() -> set[str]:
 def test_everything_that_is_asked_exists() -> None:
     known = known_metrics()
     for where, text in expressions():
-        names = set(re.findall(r"\b(?:outbox:\w+:\w+|(?:relay|rabbitmq|process)_\w+)", text))
+        names = set(re.findall(r"\b(?:(?:outbox|inbox):\w+:\w+|(?:relay|rabbitmq|process)_\w+)", text))
         assert names, where
         assert names <= known, (where, names - known)
 
 
 def test_label_values_that_are_asked_for_exist() -> None:
     """An alert on a reason that is spelt otherwise never fires."""
-    values = {metric.name: (metric.label, metric.values) for metric in METRICS}
+    values = {metric.name: (metric.label, metric.values) for metric in ALL_METRICS}
     for where, text in expressions():
         for name, label, value in re.findall(r"\b(relay_\w+)\{(\w+)=\"(\w+)\"", text):
             assert values[name][0] == label, where
@@ -84,9 +87,9 @@ def test_label_values_that_are_asked_for_exist() -> None:
 
 
 def test_the_tables_gauges_take_max_and_are_never_summed() -> None:
-    """Every relay exports the same ones."""
+    """Every relay exports the same ones; of an inbox, the one sidecar that writes."""
     for where, text in expressions():
-        for name in TABLE_GAUGES:
+        for name in (*TABLE_GAUGES, *INBOX_GAUGES):
             for outer in re.findall(rf"(\w+) without \([^)]*\) \((?:clamp_min\(deriv\()?relay_{name}\b", text):
                 assert outer == "max", where
             assert not re.search(rf"sum[^)]*\([^)]*relay_{name}\b", text), where

@@ -11,6 +11,7 @@ from typing import Final
 import pytest
 
 from relay.cli import _parser
+from relay.inbox import migrate as inbox_migrate
 from relay.servers import RabbitServer
 from relay.servers.process import run
 from tests.e2e.conftest import Site
@@ -49,12 +50,25 @@ def test_its_relay_commands_are_understood(arguments: str) -> None:
 
 
 async def test_its_queries_run(site: Site) -> None:
+    """The outbox's and the inbox's; here both are in one database."""
+    await inbox_migrate.run(site.database_url)
+    await site.database.execute(
+        "INSERT INTO inbox (message_id, queue, event_type, schema_version, aggregate_type, aggregate_id, payload, headers,"
+        " exchange, routing_key) SELECT id, 'q', 't', 1, '', 'K', '', '{}', '', '' FROM unnest('{ID,later}'::text[]) id"
+    )
+    assert await site.database.fetchval("SELECT inbox_failed('ID', 'permanent', 'no such sku')") == "parked"
     await site.insert("head", "nope.x", "K")
     await site.database.execute("UPDATE outbox SET aside = 'parked', holds = true, failure_class = 'unroutable'")
     queries = [words[-1] for words in commands("psql")]
-    assert len(queries) == 5
+    assert len(queries) == 11
     answers = [await site.database.fetch(query) for query in queries]
     assert any(record.get("failure_class") == "unroutable" for records in answers for record in records)
+    # In the page's order: the inbox's parked row is listed, then redriven, so that there is none to discard.
+    records = [record for records in answers for record in records]
+    assert [record["message_id"] for record in records if record.get("error") == "no such sku"] == ["ID"]
+    assert [record["inbox_redrive"] for record in records if "inbox_redrive" in record] == [True]
+    assert [record["inbox_discard"] for record in records if "inbox_discard" in record] == [False]
+    assert [record["untried"] for record in records if "untried" in record] == [2]
     # A writer that stays open is found, by its own transaction's lock.
     (open_writers,) = (query for query in queries if "RowExclusiveLock" in query)
     async with site.database.transaction():

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 import secrets
 import signal
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
+from urllib.parse import unquote, urlsplit
 
 import asyncpg
 import pytest
@@ -25,6 +27,7 @@ from tests.e2e.conftest import Daemon, command
 from tests.inbox.site import QUEUE, Site
 from tests.pooler import IS_INSTALLED, Pooler
 
+ROOT = Path(__file__).parents[2]
 CLAIM = "SELECT message_id FROM inbox_claim($1)"
 
 
@@ -119,6 +122,36 @@ async def test_what_the_table_cannot_hold_is_parked_alone(inbox: Site, sidecars:
         return await rows(inbox) == ["good1", "good2"] and await inbox.ready() == 0
 
     await eventually(are_there)
+
+
+async def test_the_rights_that_the_manifests_name_are_enough(
+    inbox: Site, sidecars: Any, rabbit_server: RabbitServer
+) -> None:
+    """It consumes, looks at both queues, and parks; docs/topology.md has the same rights for its picture."""
+    text = (ROOT / "deploy/kubernetes/secret.yaml").read_text().replace("\n# ", " ")
+    ((configure, write, read),) = re.findall(
+        r"configure (\S+), write (\S+) \(the default exchange.*?read (\S+)\.\n", text
+    )
+    page = (ROOT / "docs/topology.md").read_text()
+    of_picture = read.replace("^", r"^orders\.")
+    row = f"| the consumer's sidecar, `relay inbox run` | `{configure}` | `{write}` | `{of_picture}` |"
+    assert row in page
+    vhost = unquote(urlsplit(inbox.amqp_url).path[1:])
+    rabbit_server.add_user("sidecar", "secret")
+    rabbit_server.permit("sidecar", vhost, configure=configure, write=write, read=read)
+    await inbox.channel.queue_delete(names.parking_queue(QUEUE))
+    sidecar: Sidecar = sidecars(inbox_amqp_url=rabbit_server.amqp_url(vhost, "sidecar", "secret"))
+    await eventually(lambda: sidecar.reasons() == {"queues"}, 20)
+    await inbox.declare(())
+    await inbox.publish(None)
+    await inbox.publish("good")
+    await inbox.parked()
+
+    async def is_there() -> bool:
+        return await rows(inbox) == ["good"]
+
+    await eventually(is_there, 20)
+    assert f'relay_inbox_queue_messages{{queue="{QUEUE}"}}' in sidecar.metrics()
 
 
 async def test_a_session_that_ends_under_a_write_is_an_outage(inbox: Site, sidecars: Any) -> None:
