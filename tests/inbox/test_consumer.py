@@ -14,7 +14,17 @@ import pytest
 from aiormq import spec
 
 from relay.errors import ConfigError, DrainIncomplete
-from relay.inbox import AsyncpgLedger, ConsumerSettings, ErrorClass, Message, Order, Permanent, RetryPolicy, Transient
+from relay.inbox import (
+    AsyncpgLedger,
+    ConsumerSettings,
+    ErrorClass,
+    Message,
+    Order,
+    Permanent,
+    RetryPolicy,
+    Transient,
+    migrate,
+)
 from relay.inbox.message import read
 from relay.inbox.outcome import Outcome
 from relay.servers import RabbitServer
@@ -444,3 +454,23 @@ async def test_what_no_replay_can_bring_any_more_is_forgotten(inbox: Site) -> No
     await eventually(lambda: consumer.metrics.forgotten == 2500)
     rows = await inbox.database.fetch("SELECT consumer_name, message_id FROM processed_messages")
     assert {tuple(row) for row in rows} == {("inventory", "new"), ("other", "old")}
+
+
+async def test_in_a_partitioned_table_of_somebody_elses_only_the_old_is_forgotten(inbox: Site) -> None:
+    """A row's place (ctid) is one for each partition: the neighbour's row of the same place stays."""
+    await inbox.database.execute(
+        "DROP TABLE processed_messages;"
+        "CREATE TABLE processed_messages (consumer_name text, message_id text, processed_at timestamptz DEFAULT now(),"
+        " PRIMARY KEY (consumer_name, message_id)) PARTITION BY LIST (consumer_name);"
+        "CREATE TABLE of_inventory PARTITION OF processed_messages FOR VALUES IN ('inventory');"
+        "CREATE TABLE of_others PARTITION OF processed_messages DEFAULT"
+    )
+    await migrate.run(inbox.database_url)
+    await inbox.database.execute(
+        "INSERT INTO processed_messages VALUES ('inventory', 'old', now() - interval '30 days'), ('other', 'new', now())"
+    )
+    await inbox.declare()
+    consumer = await inbox.start(inbox.consumer(retention_s=15 * 86400.0))
+    await eventually(lambda: consumer.metrics.forgotten > 0)
+    rows = await inbox.database.fetch("SELECT consumer_name, message_id FROM processed_messages")
+    assert [tuple(row) for row in rows] == [("other", "new")]
