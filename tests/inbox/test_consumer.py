@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -134,6 +135,21 @@ async def test_an_unknown_failure_is_bounded(inbox: Site) -> None:
     assert attempts == [0, 1]
     assert parked.headers[names.ERROR_CLASS] == "unknown"
     assert parked.headers[names.LAST_ERROR] == "after 2 attempts: RuntimeError: what is this?"
+
+
+async def test_what_an_exception_quotes_of_the_payload_costs_no_copy(inbox: Site) -> None:
+    """JSON can name half of a surrogate pair, and UTF-8 has no bytes for it."""
+
+    async def handle(message: Message, connection: asyncpg.Connection) -> None:
+        raise ValueError(f"unknown sku {json.loads(message.body)['sku']}")
+
+    await inbox.declare((0.05,))
+    consumer = await inbox.start(inbox.consumer(handle, retry=RetryPolicy((0.05,), jitter=0.0)))
+    await inbox.publish("m1", b'{"sku":"\\ud800"}')
+    parked = await inbox.parked()
+    assert parked.headers[names.LAST_ERROR] == "after 2 attempts: ValueError: unknown sku \\ud800"
+    await eventually(lambda: consumer.metrics.messages[Outcome.PARKED] == 1)
+    assert consumer.metrics.messages[Outcome.RETRIED] == 1 and consumer.metrics.messages[Outcome.REJECTED] == 0
 
 
 async def test_a_message_of_which_there_can_be_no_copy_goes_by_the_queues_own_policy(inbox: Site) -> None:

@@ -147,6 +147,33 @@ def test_a_text_is_one_line_without_what_drivers_quote() -> None:
     assert len(one_line("x" * 9999)) == 501
 
 
+class _Mute(Exception):
+    def __str__(self) -> str:
+        raise RuntimeError("no text")
+
+
+@pytest.mark.parametrize(
+    ("error", "text"),
+    [
+        (ValueError("unknown sku \ud800"), "ValueError: unknown sku \\ud800"),
+        (Transient("\udcff\nmore"), "\\udcff"),
+        (Permanent("no \U0001f9ca here"), "no \U0001f9ca here"),
+        (_Mute(), "_Mute: (it has no readable text)"),
+    ],
+)
+def test_whatever_an_exception_says_a_copy_can_carry(error: Exception, text: str) -> None:
+    """Half of a surrogate pair is no UTF-8: the copy could not be made, and the message was dropped."""
+    failure = classify(error)
+    assert failure.text == text
+    table(dict.fromkeys(("retried", "parked"), failure.text))
+
+
+@given(st.text(st.characters(codec=None, categories=None), max_size=600))
+def test_any_text_becomes_a_short_line_of_utf8(text: str) -> None:
+    assert len(one_line(text)) <= 501 and "\n" not in one_line(text)
+    one_line(text).encode()
+
+
 # ---------------------------------------------------------------- the breaker
 
 
