@@ -40,10 +40,7 @@ class Scribe(Hand):
         self._mailbox = mailbox
 
     async def _take(self, delivery: DeliveredMessage) -> None:
-        while (self._metrics.pending_rows or 0) >= PENDING_MAX:
-            self._shared.readiness.add("full", f"{PENDING_MAX:,} rows wait in the table")
-            await self._life.rest(FULL_RECHECK_S)
-        self._shared.readiness.remove("full")
+        await self._wait_for_room()
         batch = [delivery, *self._rest_of_hand()]
         readable: list[Pair] = []
         unreadable: list[tuple[DeliveredMessage, Failure]] = []
@@ -57,6 +54,15 @@ class Scribe(Hand):
         for each, failure in unreadable:
             await self._park_unread(each, failure)
         await self._write(readable)
+
+    async def _wait_for_room(self) -> None:
+        """Raises LifeOver; whoever takes nothing for another reason is not full."""
+        try:
+            while (self._metrics.pending_rows or 0) >= PENDING_MAX:
+                self._shared.readiness.add("full", f"{PENDING_MAX:,} rows wait in the table")
+                await self._life.rest(FULL_RECHECK_S)
+        finally:
+            self._shared.readiness.remove("full")
 
     def _rest_of_hand(self) -> list[DeliveredMessage]:
         rest: list[DeliveredMessage] = []

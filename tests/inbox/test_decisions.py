@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import struct
 from collections import Counter
 from datetime import UTC, datetime
@@ -17,11 +18,13 @@ from hypothesis import strategies as st
 from pamqp import decode
 
 from relay.errors import ConfigError, DatabaseLost, DatabaseRefused, DatabaseUnavailable
+from relay.http import Readiness
 from relay.inbox.breaker import COOLDOWN_MAX_S, COOLDOWN_MIN_S, FAILURES_MAX, RECHECK_S, Breaker
 from relay.inbox.copies import Origin, parked_copy, retry_copy
 from relay.inbox.faults import classify, is_database_away
+from relay.inbox.hand import Shared
 from relay.inbox.message import read
-from relay.inbox.metrics import METRICS
+from relay.inbox.metrics import METRICS, InboxMetrics
 from relay.inbox.order import Order, Place, place
 from relay.inbox.outcome import (
     KINDS,
@@ -41,6 +44,8 @@ from relay.inbox.outgoing import outgoing_id
 from relay.inbox.returns import Returned, Returns
 from relay.inbox.seldom import Seldom
 from relay.inbox.settings import ConsumerSettings, shortest_retention_s
+from relay.inbox.station import Standby
+from relay.logs import get_logger
 from relay.properties import copied, table
 from relay.topology import names
 
@@ -172,6 +177,18 @@ def test_whatever_an_exception_says_a_copy_can_carry(error: Exception, text: str
 def test_any_text_becomes_a_short_line_of_utf8(text: str) -> None:
     assert len(one_line(text)) <= 501 and "\n" not in one_line(text)
     one_line(text).encode()
+
+
+def test_who_stands_by_has_a_database_and_no_link() -> None:
+    """It stood by, the database went away and came back: it stands by again, and for no other reason."""
+    shared = Shared(
+        "inbox", "q", ConsumerSettings(), Breaker(), InboxMetrics(), Readiness(), random.Random(1), get_logger()
+    )
+    shared.metrics.connected.update(broker=True, database=True)
+    shared.tell_away("database", DatabaseUnavailable("gone"))
+    shared.tell_standby(Standby("another one"))
+    assert {reason for reason, _ in shared.readiness.reasons} == {"broker", "standby"}
+    assert shared.metrics.connected == {"broker": False, "database": True}
 
 
 # ---------------------------------------------------------------- the breaker
