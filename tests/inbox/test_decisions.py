@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 import struct
 from collections import Counter
@@ -13,9 +14,11 @@ from typing import Any
 import asyncpg
 import pytest
 from aiormq import spec
+from aiormq.abc import DeliveredMessage
 from hypothesis import given
 from hypothesis import strategies as st
 from pamqp import decode
+from pamqp.header import ContentHeader
 
 from relay.errors import ConfigError, DatabaseLost, DatabaseRefused, DatabaseUnavailable
 from relay.http import Readiness
@@ -42,6 +45,7 @@ from relay.inbox.outcome import (
 )
 from relay.inbox.outgoing import outgoing_id
 from relay.inbox.returns import Returned, Returns
+from relay.inbox.scribe import BATCH_BYTES_MAX, HEADERS_BYTES_MAX, Pair, batches
 from relay.inbox.seldom import Seldom
 from relay.inbox.settings import ConsumerSettings, shortest_retention_s
 from relay.inbox.station import Standby
@@ -189,6 +193,34 @@ def test_who_stands_by_has_a_database_and_no_link() -> None:
     shared.tell_standby(Standby("another one"))
     assert {reason for reason, _ in shared.readiness.reasons} == {"broker", "standby"}
     assert shared.metrics.connected == {"broker": False, "database": True}
+
+
+def _pair(size: int) -> Pair:
+    properties = spec.Basic.Properties(message_id="m")
+    body = bytes(size)
+    message = read(consumer="c", body=body, properties=properties, exchange="", routing_key="", is_redelivered=False)
+    return DeliveredMessage(spec.Basic.Deliver("t", 1), ContentHeader(), body, None), message  # type: ignore[arg-type]
+
+
+@given(st.lists(st.integers(0, 50)), st.integers(0, 100))
+def test_a_batch_has_so_many_bytes_or_one_message(sizes: list[int], room: int) -> None:
+    pairs = [_pair(size) for size in sizes]
+    bytes_max = 3 * HEADERS_BYTES_MAX + room
+    found = list(batches(pairs, bytes_max))
+    assert [pair for batch in found for pair in batch] == pairs
+    weights = [[len(message.body) + HEADERS_BYTES_MAX for _, message in batch] for batch in found]
+    assert all(len(each) == 1 or 0 < sum(each) <= bytes_max for each in weights)
+    assert all(sum(each) + after[0] > bytes_max for each, after in itertools.pairwise(weights)), (
+        "no smaller than needed"
+    )
+
+
+def test_a_sidecars_hand_of_large_messages_is_written_in_parts_that_postgresql_takes() -> None:
+    """A hundred of 11 MB, ready together: as one statement PostgreSQL refuses them, after a restart too."""
+    hand = [_pair(11_000_000)] * 100
+    assert [len(batch) for batch in batches(hand, BATCH_BYTES_MAX)] == [6] * 16 + [4]
+    assert [len(batch) for batch in batches([_pair(2 * BATCH_BYTES_MAX), _pair(0)], BATCH_BYTES_MAX)] == [1, 1]
+    assert [len(batch) for batch in batches([_pair(1000)] * 100, BATCH_BYTES_MAX)] == [100]
 
 
 # ---------------------------------------------------------------- the breaker

@@ -121,6 +121,26 @@ async def test_what_the_table_cannot_hold_is_parked_alone(inbox: Site, sidecars:
     await eventually(are_there)
 
 
+async def test_a_hand_of_large_messages_is_written_in_parts(
+    inbox: Site, settings: dict[str, str], tmp_path: Path
+) -> None:
+    """Here every message is a large one."""
+    wanted = [f"m{number}" for number in range(30)]
+    for message_id in wanted:
+        await inbox.publish(message_id)
+    prelude = "import relay.inbox.scribe; relay.inbox.scribe.BATCH_BYTES_MAX = 0"
+    sidecar = Sidecar(settings, tmp_path / "sidecar.log", prelude=prelude)
+    try:
+        await eventually(lambda: sidecar.metric("relay_inbox_messages_total") == len(wanted), 20)
+        assert await rows(inbox) == wanted
+        assert await inbox.database.fetchval("SELECT count(DISTINCT xmin::text) FROM inbox") == len(wanted)
+        assert sidecar.metric("relay_inbox_unacked_messages") == 0
+        assert await sidecar.stop() == 0
+    finally:
+        sidecar.close()
+    assert await inbox.ready() == 0
+
+
 async def test_a_session_that_ends_under_a_write_is_an_outage(inbox: Site, sidecars: Any) -> None:
     """At whatever point of the transaction it ends: the driver's own complaints about it are no faults of ours."""
     sidecar: Sidecar = await sidecars(log_level="debug").ready()
