@@ -33,11 +33,11 @@ _LOST: Final = (
 
 def classify(error: BaseException) -> Failure:
     """The failure that an exception stands for."""
-    text = one_line(f"{type(error).__name__}: {error}".removesuffix(": "))
+    text = one_line(f"{type(error).__name__}: {_said(error)}".removesuffix(": "))
     for each in _chain(error):
         match each:
             case Permanent() | Transient():
-                return Failure(each.error_class, one_line(str(each)) or each.error_class)
+                return Failure(each.error_class, one_line(_said(each)) or each.error_class)
             case DatabaseLost() | DatabaseUnavailable():
                 return Failure(ErrorClass.DATABASE, text)
             case DatabaseRefused() if each.__cause__ is None:
@@ -55,6 +55,14 @@ def classify(error: BaseException) -> Failure:
     if isinstance(error, TimeoutError | ConnectionError):
         return Failure(ErrorClass.TRANSIENT, text)
     return Failure(ErrorClass.UNKNOWN, text)
+
+
+def _said(error: BaseException) -> str:
+    """A handler's exception may have a `__str__` of its own; that it fails must not cost more than the text."""
+    try:
+        return str(error)
+    except Exception:  # noqa: BLE001 - whatever somebody else's code raises
+        return "(it has no readable text)"
 
 
 def is_database_away(failure: Failure, error: BaseException) -> bool:

@@ -114,6 +114,13 @@ class Shared:
         if is_news:
             self.log.warning("consumer_waits", reason=reason, error=error, hint=error.hint)
 
+    def tell_standby(self, error: RelayError) -> None:
+        """Another one works: the database has said so, and there is no link any more."""
+        self.metrics.connected.update(database=True, broker=False)
+        self.readiness.remove("database")
+        self.readiness.add("broker", "not connected while it stands by")
+        self.tell_away("standby", error)
+
     def tell_database(self) -> None:
         """It answers."""
         self.metrics.connected["database"] = True

@@ -68,17 +68,23 @@ class Mailbox:
         self._owner = secrets.token_hex(16)
 
     async def check(self) -> None:
-        """Have a session, and the right to write. Raises SchemaMissing, Standby, DatabaseError."""
+        """Have a session, and the right to write; claimed each time, for it may have been lost without our knowing.
+        Raises SchemaMissing, Standby, DatabaseError.
+        """
         async with self._lock:
             connection = self._connection
-            if connection is not None and not connection.is_closed():
-                return
-            connection = await connect(self._target(), application_name="outbox-relay inbox")
+            if connection is None or connection.is_closed():
+                connection = await connect(self._target(), application_name="outbox-relay inbox")
+            # Kept while another one has the right, and with it; after any other failure it is in doubt.
+            self._connection = None
             try:
                 with mapped_errors():
                     # In transactions all of them: a proxy keeps a server's connection no longer.
                     async with connection.transaction():
                         await self._prepare(connection)
+            except Standby:
+                self._connection = connection
+                raise
             except BaseException:
                 await close(connection)
                 raise

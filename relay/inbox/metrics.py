@@ -61,3 +61,7 @@ class InboxMetrics:
         self.oldest_pending_age_seconds: float | None = None
         self.parked_rows: int | None = None
         self.forgotten = 0
+
+    def forget_rows(self) -> None:
+        """What is in the table is not known."""
+        self.pending_rows = self.oldest_pending_age_seconds = self.parked_rows = None

@@ -211,6 +211,8 @@ def neighbour(step: int, steps: int, jitter: float, roll: float) -> int:
 
 
 def one_line(text: str, limit: int = TEXT_CHARACTERS_MAX) -> str:
-    """The first line of a text, cut: what follows in a driver's message quotes rows."""
-    line = text.strip().partition("\n")[0].strip()
+    """The first line of a text, cut: what follows in a driver's message quotes rows. It is UTF-8, so that a header can
+    carry it: half of a surrogate pair, which JSON can name, is written as its number.
+    """
+    line = text.strip().partition("\n")[0].strip().encode("utf-8", "backslashreplace").decode()
     return line if len(line) <= limit else f"{line[:limit]}…"

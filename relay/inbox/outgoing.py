@@ -58,8 +58,9 @@ class Outgoing:
         names = ", ".join(quote_identifier(name) for name in values)
         places = ", ".join(f"${number}" for number in range(1, len(values) + 1))
         await self._connection.execute(
-            # One row, by the writer's rights; the id is there already where a purged message came once more.
-            f"INSERT INTO {self._table} ({names}) VALUES ({places}) ON CONFLICT (id) DO NOTHING",
+            # The id is there already where a forgotten message came once more. No column is named: that would need
+            # SELECT on it, which a writer does not have, and the outbox has no other unique index.
+            f"INSERT INTO {self._table} ({names}) VALUES ({places}) ON CONFLICT DO NOTHING",
             *values.values(),
         )
         return event_id

@@ -1,6 +1,6 @@
 """The hand of `relay inbox run`: what is in hand goes into the inbox table, batch by batch.
 
-    delivered … delivered -> one transaction -> COMMIT -> ack of all of them
+    delivered … delivered -> one transaction (or some, where they are large) -> COMMIT -> ack of all of them
 
 A batch that PostgreSQL refuses for what it holds is written message by message, and the culprit is parked at the broker.
 While the database is away, or refuses every write (a full disk, a standby), the batch waits here: each return to the queue
@@ -10,7 +10,7 @@ would count towards its delivery limit, and after some of them the broker would 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Final
 
 from aiormq.abc import DeliveredMessage
@@ -27,6 +27,12 @@ from relay.inbox.station import Standby, backoff_s
 
 FULL_RECHECK_S: Final = 1.0
 
+BATCH_BYTES_MAX: Final = 64 * 2**20
+"""Of one transaction's messages: PostgreSQL takes 1 GiB at a time, and what it refuses for that it refuses for ever."""
+
+HEADERS_BYTES_MAX: Final = 128 * 2**10
+"""Counted for each message besides its body: headers are one frame, and this is RabbitMQ's `frame_max`."""
+
 _REFUSALS: Final = (Permanent, DatabaseError, *DRIVER_ERRORS)
 
 Pair = tuple[DeliveredMessage, Message]
@@ -40,10 +46,7 @@ class Scribe(Hand):
         self._mailbox = mailbox
 
     async def _take(self, delivery: DeliveredMessage) -> None:
-        while (self._metrics.pending_rows or 0) >= PENDING_MAX:
-            self._shared.readiness.add("full", f"{PENDING_MAX:,} rows wait in the table")
-            await self._life.rest(FULL_RECHECK_S)
-        self._shared.readiness.remove("full")
+        await self._wait_for_room()
         batch = [delivery, *self._rest_of_hand()]
         readable: list[Pair] = []
         unreadable: list[tuple[DeliveredMessage, Failure]] = []
@@ -56,7 +59,17 @@ class Scribe(Hand):
         # First: the acknowledgement of those that were written covers everything older.
         for each, failure in unreadable:
             await self._park_unread(each, failure)
-        await self._write(readable)
+        for pairs in batches(readable, BATCH_BYTES_MAX):
+            await self._write(pairs)
+
+    async def _wait_for_room(self) -> None:
+        """Raises LifeOver; whoever takes nothing for another reason is not full."""
+        try:
+            while (self._metrics.pending_rows or 0) >= PENDING_MAX:
+                self._shared.readiness.add("full", f"{PENDING_MAX:,} rows wait in the table")
+                await self._life.rest(FULL_RECHECK_S)
+        finally:
+            self._shared.readiness.remove("full")
 
     def _rest_of_hand(self) -> list[DeliveredMessage]:
         rest: list[DeliveredMessage] = []
@@ -70,8 +83,6 @@ class Scribe(Hand):
         return rest
 
     async def _write(self, pairs: Sequence[Pair]) -> None:
-        if not pairs:
-            return
         loop, failures = asyncio.get_running_loop(), 0
         while True:
             began = loop.time()
@@ -117,3 +128,18 @@ class Scribe(Hand):
     async def _park_refused(self, delivery: DeliveredMessage, message: Message, failure: Failure) -> None:
         self._metrics.failures[failure.error_class] += 1
         await self._park(delivery, self._origin(delivery, message.attempt, iso_now()), Park(failure.text), failure)
+
+
+def batches(pairs: Sequence[Pair], bytes_max: int) -> Iterator[Sequence[Pair]]:
+    """Runs of messages, in their order, that are written together: of at most so many bytes, or of one message."""
+    batch: list[Pair] = []
+    size = 0
+    for pair in pairs:
+        more = len(pair[1].body) + HEADERS_BYTES_MAX
+        if batch and size + more > bytes_max:
+            yield batch
+            batch, size = [], 0
+        batch.append(pair)
+        size += more
+    if batch:
+        yield batch

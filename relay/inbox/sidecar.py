@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import Final
 
@@ -79,8 +79,8 @@ async def _live(config: Config, log: logs.Log) -> None:
         random.Random(random.SystemRandom().getrandbits(64)),
         log,
     )
-    errands = [lambda: _watch(mailbox, shared), lambda: _purge(config, mailbox, metrics, log)]
-    station = Station(
+    errands = [lambda: _watch(mailbox, shared, station.leave), lambda: _purge(config, mailbox, metrics, log)]
+    station: Station = Station(
         shared, config.inbox_amqp_urls, mailbox, lambda life, lane: Scribe(shared, life, lane, mailbox), errands
     )
     collector = TableCollector(METRICS, metrics)
@@ -90,16 +90,19 @@ async def _live(config: Config, log: logs.Log) -> None:
         await Lifecycle(station, log, heartbeat, config.shutdown_grace_s).live()
 
 
-async def _watch(mailbox: Mailbox, shared: Shared) -> None:
+async def _watch(mailbox: Mailbox, shared: Shared, leave: Callable[[str], None]) -> None:
     """The table's gauges, absent while they cannot be read. Without messages nobody else would notice a database that is
-    away: it is told here too, and the session opened again.
+    away, or that another sidecar has the right to write: it is told here too, and the session opened again or the link left.
     """
     metrics, is_away = shared.metrics, False
     while True:
         try:
             found = await mailbox.gauges()
-        except (DatabaseError, Standby):
-            metrics.pending_rows = metrics.oldest_pending_age_seconds = metrics.parked_rows = None
+        except Standby as error:
+            metrics.forget_rows()
+            leave(error.message)
+        except DatabaseError:
+            metrics.forget_rows()
             is_away = await _reopen(mailbox, shared) or is_away
         else:
             metrics.pending_rows, metrics.parked_rows = found.pending, found.parked

@@ -80,8 +80,12 @@ class Station:
     def stop(self) -> None:
         """Take nothing new, finish what is in work; `run` returns then. May be called from a signal handler."""
         self._stopping.set()
+        self.leave("stopped")
+
+    def leave(self, reason: str) -> None:
+        """Give up the link, if there is one. Another is made when the backing says again that it can work."""
         if self._life is not None:
-            self._life.end("stopped")
+            self._life.end(reason)
 
     async def run(self) -> None:
         """Consume until `stop`. Outages are waited for. Raises DrainIncomplete when the grace ran out, ConfigError for a
@@ -175,7 +179,7 @@ class Station:
         if isinstance(error, BrokerUnavailable):
             self._shared.tell_away("broker", error)
         elif isinstance(error, Standby):
-            self._shared.tell_away("standby", error)
+            self._shared.tell_standby(error)
         else:
             self._shared.tell_away("database", error)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,17 @@ import pytest
 from aiormq import spec
 
 from relay.errors import ConfigError, DrainIncomplete
-from relay.inbox import AsyncpgLedger, ConsumerSettings, ErrorClass, Message, Order, Permanent, RetryPolicy, Transient
+from relay.inbox import (
+    AsyncpgLedger,
+    ConsumerSettings,
+    ErrorClass,
+    Message,
+    Order,
+    Permanent,
+    RetryPolicy,
+    Transient,
+    migrate,
+)
 from relay.inbox.message import read
 from relay.inbox.outcome import Outcome
 from relay.servers import RabbitServer
@@ -124,6 +135,21 @@ async def test_an_unknown_failure_is_bounded(inbox: Site) -> None:
     assert attempts == [0, 1]
     assert parked.headers[names.ERROR_CLASS] == "unknown"
     assert parked.headers[names.LAST_ERROR] == "after 2 attempts: RuntimeError: what is this?"
+
+
+async def test_what_an_exception_quotes_of_the_payload_costs_no_copy(inbox: Site) -> None:
+    """JSON can name half of a surrogate pair, and UTF-8 has no bytes for it."""
+
+    async def handle(message: Message, connection: asyncpg.Connection) -> None:
+        raise ValueError(f"unknown sku {json.loads(message.body)['sku']}")
+
+    await inbox.declare((0.05,))
+    consumer = await inbox.start(inbox.consumer(handle, retry=RetryPolicy((0.05,), jitter=0.0)))
+    await inbox.publish("m1", b'{"sku":"\\ud800"}')
+    parked = await inbox.parked()
+    assert parked.headers[names.LAST_ERROR] == "after 2 attempts: ValueError: unknown sku \\ud800"
+    await eventually(lambda: consumer.metrics.messages[Outcome.PARKED] == 1)
+    assert consumer.metrics.messages[Outcome.RETRIED] == 1 and consumer.metrics.messages[Outcome.REJECTED] == 0
 
 
 async def test_a_message_of_which_there_can_be_no_copy_goes_by_the_queues_own_policy(inbox: Site) -> None:
@@ -444,3 +470,23 @@ async def test_what_no_replay_can_bring_any_more_is_forgotten(inbox: Site) -> No
     await eventually(lambda: consumer.metrics.forgotten == 2500)
     rows = await inbox.database.fetch("SELECT consumer_name, message_id FROM processed_messages")
     assert {tuple(row) for row in rows} == {("inventory", "new"), ("other", "old")}
+
+
+async def test_in_a_partitioned_table_of_somebody_elses_only_the_old_is_forgotten(inbox: Site) -> None:
+    """A row's place (ctid) is one for each partition: the neighbour's row of the same place stays."""
+    await inbox.database.execute(
+        "DROP TABLE processed_messages;"
+        "CREATE TABLE processed_messages (consumer_name text, message_id text, processed_at timestamptz DEFAULT now(),"
+        " PRIMARY KEY (consumer_name, message_id)) PARTITION BY LIST (consumer_name);"
+        "CREATE TABLE of_inventory PARTITION OF processed_messages FOR VALUES IN ('inventory');"
+        "CREATE TABLE of_others PARTITION OF processed_messages DEFAULT"
+    )
+    await migrate.run(inbox.database_url)
+    await inbox.database.execute(
+        "INSERT INTO processed_messages VALUES ('inventory', 'old', now() - interval '30 days'), ('other', 'new', now())"
+    )
+    await inbox.declare()
+    consumer = await inbox.start(inbox.consumer(retention_s=15 * 86400.0))
+    await eventually(lambda: consumer.metrics.forgotten > 0)
+    rows = await inbox.database.fetch("SELECT consumer_name, message_id FROM processed_messages")
+    assert [tuple(row) for row in rows] == [("other", "new")]

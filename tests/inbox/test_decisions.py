@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+import random
 import struct
 from collections import Counter
 from datetime import UTC, datetime
@@ -12,16 +14,20 @@ from typing import Any
 import asyncpg
 import pytest
 from aiormq import spec
+from aiormq.abc import DeliveredMessage
 from hypothesis import given
 from hypothesis import strategies as st
 from pamqp import decode
+from pamqp.header import ContentHeader
 
 from relay.errors import ConfigError, DatabaseLost, DatabaseRefused, DatabaseUnavailable
+from relay.http import Readiness
 from relay.inbox.breaker import COOLDOWN_MAX_S, COOLDOWN_MIN_S, FAILURES_MAX, RECHECK_S, Breaker
 from relay.inbox.copies import Origin, parked_copy, retry_copy
 from relay.inbox.faults import classify, is_database_away
+from relay.inbox.hand import Shared
 from relay.inbox.message import read
-from relay.inbox.metrics import METRICS
+from relay.inbox.metrics import METRICS, InboxMetrics
 from relay.inbox.order import Order, Place, place
 from relay.inbox.outcome import (
     KINDS,
@@ -39,8 +45,11 @@ from relay.inbox.outcome import (
 )
 from relay.inbox.outgoing import outgoing_id
 from relay.inbox.returns import Returned, Returns
+from relay.inbox.scribe import BATCH_BYTES_MAX, HEADERS_BYTES_MAX, Pair, batches
 from relay.inbox.seldom import Seldom
 from relay.inbox.settings import ConsumerSettings, shortest_retention_s
+from relay.inbox.station import Standby
+from relay.logs import get_logger
 from relay.properties import copied, table
 from relay.topology import names
 
@@ -145,6 +154,73 @@ def test_a_text_is_one_line_without_what_drivers_quote() -> None:
     error = asyncpg.UniqueViolationError("duplicate key\nDETAIL: Key (card)=(4111) already exists")
     assert classify(error).text == "UniqueViolationError: duplicate key (23505)"
     assert len(one_line("x" * 9999)) == 501
+
+
+class _Mute(Exception):
+    def __str__(self) -> str:
+        raise RuntimeError("no text")
+
+
+@pytest.mark.parametrize(
+    ("error", "text"),
+    [
+        (ValueError("unknown sku \ud800"), "ValueError: unknown sku \\ud800"),
+        (Transient("\udcff\nmore"), "\\udcff"),
+        (Permanent("no \U0001f9ca here"), "no \U0001f9ca here"),
+        (_Mute(), "_Mute: (it has no readable text)"),
+    ],
+)
+def test_whatever_an_exception_says_a_copy_can_carry(error: Exception, text: str) -> None:
+    """Half of a surrogate pair is no UTF-8: the copy could not be made, and the message was dropped."""
+    failure = classify(error)
+    assert failure.text == text
+    table(dict.fromkeys(("retried", "parked"), failure.text))
+
+
+@given(st.text(st.characters(codec=None, categories=None), max_size=600))
+def test_any_text_becomes_a_short_line_of_utf8(text: str) -> None:
+    assert len(one_line(text)) <= 501 and "\n" not in one_line(text)
+    one_line(text).encode()
+
+
+def test_who_stands_by_has_a_database_and_no_link() -> None:
+    """It stood by, the database went away and came back: it stands by again, and for no other reason."""
+    shared = Shared(
+        "inbox", "q", ConsumerSettings(), Breaker(), InboxMetrics(), Readiness(), random.Random(1), get_logger()
+    )
+    shared.metrics.connected.update(broker=True, database=True)
+    shared.tell_away("database", DatabaseUnavailable("gone"))
+    shared.tell_standby(Standby("another one"))
+    assert {reason for reason, _ in shared.readiness.reasons} == {"broker", "standby"}
+    assert shared.metrics.connected == {"broker": False, "database": True}
+
+
+def _pair(size: int) -> Pair:
+    properties = spec.Basic.Properties(message_id="m")
+    body = bytes(size)
+    message = read(consumer="c", body=body, properties=properties, exchange="", routing_key="", is_redelivered=False)
+    return DeliveredMessage(spec.Basic.Deliver("t", 1), ContentHeader(), body, None), message  # type: ignore[arg-type]
+
+
+@given(st.lists(st.integers(0, 50)), st.integers(0, 100))
+def test_a_batch_has_so_many_bytes_or_one_message(sizes: list[int], room: int) -> None:
+    pairs = [_pair(size) for size in sizes]
+    bytes_max = 3 * HEADERS_BYTES_MAX + room
+    found = list(batches(pairs, bytes_max))
+    assert [pair for batch in found for pair in batch] == pairs
+    weights = [[len(message.body) + HEADERS_BYTES_MAX for _, message in batch] for batch in found]
+    assert all(len(each) == 1 or 0 < sum(each) <= bytes_max for each in weights)
+    assert all(sum(each) + after[0] > bytes_max for each, after in itertools.pairwise(weights)), (
+        "no smaller than needed"
+    )
+
+
+def test_a_sidecars_hand_of_large_messages_is_written_in_parts_that_postgresql_takes() -> None:
+    """A hundred of 11 MB, ready together: as one statement PostgreSQL refuses them, after a restart too."""
+    hand = [_pair(11_000_000)] * 100
+    assert [len(batch) for batch in batches(hand, BATCH_BYTES_MAX)] == [6] * 16 + [4]
+    assert [len(batch) for batch in batches([_pair(2 * BATCH_BYTES_MAX), _pair(0)], BATCH_BYTES_MAX)] == [1, 1]
+    assert [len(batch) for batch in batches([_pair(1000)] * 100, BATCH_BYTES_MAX)] == [100]
 
 
 # ---------------------------------------------------------------- the breaker

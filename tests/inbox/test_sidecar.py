@@ -154,6 +154,26 @@ async def test_the_rights_that_the_manifests_name_are_enough(
     assert f'relay_inbox_queue_messages{{queue="{QUEUE}"}}' in sidecar.metrics()
 
 
+async def test_a_hand_of_large_messages_is_written_in_parts(
+    inbox: Site, settings: dict[str, str], tmp_path: Path
+) -> None:
+    """Here every message is a large one."""
+    wanted = [f"m{number}" for number in range(30)]
+    for message_id in wanted:
+        await inbox.publish(message_id)
+    prelude = "import relay.inbox.scribe; relay.inbox.scribe.BATCH_BYTES_MAX = 0"
+    sidecar = Sidecar(settings, tmp_path / "sidecar.log", prelude=prelude)
+    try:
+        await eventually(lambda: sidecar.metric("relay_inbox_messages_total") == len(wanted), 20)
+        assert await rows(inbox) == wanted
+        assert await inbox.database.fetchval("SELECT count(DISTINCT xmin::text) FROM inbox") == len(wanted)
+        assert sidecar.metric("relay_inbox_unacked_messages") == 0
+        assert await sidecar.stop() == 0
+    finally:
+        sidecar.close()
+    assert await inbox.ready() == 0
+
+
 async def test_a_session_that_ends_under_a_write_is_an_outage(inbox: Site, sidecars: Any) -> None:
     """At whatever point of the transaction it ends: the driver's own complaints about it are no faults of ours."""
     sidecar: Sidecar = await sidecars(log_level="debug").ready()
@@ -292,7 +312,6 @@ async def test_who_has_lost_the_right_to_write_writes_nothing(inbox: Site) -> No
                 await attempt
         assert await rows(inbox) == []
         assert await second.write([message]) == 1
-        await first.abandon()
         with pytest.raises(Standby):
             await first.check()
         await second.close()
@@ -300,6 +319,73 @@ async def test_who_has_lost_the_right_to_write_writes_nothing(inbox: Site) -> No
     finally:
         await first.close()
         await second.close()
+
+
+@pytest.mark.parametrize("has_messages", [True, False])
+async def test_one_that_was_frozen_past_its_lease_stands_by_and_takes_over_again(
+    inbox: Site, sidecars: Any, has_messages: bool
+) -> None:
+    """It wakes with its link and its session alive. Whatever it would take from the queue it could only give back, which
+    counts towards the delivery limit and breaks the order.
+    """
+    frozen: Sidecar = await sidecars().ready()
+    await _freeze(inbox, frozen)
+    wanted = [f"m{number}" for number in range(20)]
+    if has_messages:
+        for message_id in wanted:
+            await inbox.publish(message_id)
+    other: Sidecar = sidecars()
+    await eventually(lambda: other.reasons() >= {"standby"}, 20)
+    await inbox.database.execute("UPDATE inbox_writer SET leased_until = now() - interval '1 second'")
+    await other.ready()
+    frozen.signal(signal.SIGCONT)
+    await eventually(lambda: frozen.reasons() == {"broker", "standby"}, 20)
+
+    async def has_one_consumer() -> bool:
+        return (await inbox.channel.declare_queue(QUEUE, passive=True)).declaration_result.consumer_count == 1
+
+    await eventually(has_one_consumer)
+    if not has_messages:
+        for message_id in wanted:
+            await inbox.publish(message_id)
+
+    async def are_there() -> bool:
+        return sorted(await rows(inbox)) == sorted(wanted)
+
+    await eventually(are_there, 20)
+    asked = "SELECT sum(xact_rollback) FROM pg_stat_database WHERE datname = current_database()"
+    before = await inbox.database.fetchval(asked)
+
+    async def has_asked_again() -> bool:
+        return bool(await inbox.database.fetchval(asked) >= before + 4)
+
+    await eventually(has_asked_again, 30)
+    assert frozen.reasons() == {"broker", "standby"} and await has_one_consumer()
+    assert frozen.metrics()['relay_inbox_connected{peer="broker"}'] == 0
+    assert [event["event"] for event in frozen.events()].count("consuming") == 1, "no link that it may not use"
+    assert await other.stop() == 0
+    await frozen.ready()
+    await inbox.publish("last")
+
+    async def is_there() -> bool:
+        return (await rows(inbox))[-1] == "last"
+
+    await eventually(is_there)
+
+
+async def _freeze(inbox: Site, sidecar: Sidecar) -> None:
+    """Between two of its transactions: nobody could take over in the middle of one."""
+    working = "SELECT count(*) FROM pg_stat_activity WHERE application_name = 'outbox-relay inbox' AND state <> 'idle'"
+
+    async def is_between() -> bool:
+        sidecar.signal(signal.SIGSTOP)
+        await eventually(lambda: ") T " in Path(f"/proc/{sidecar.process.pid}/stat").read_text())
+        if await inbox.database.fetchval(working) == 0:
+            return True
+        sidecar.signal(signal.SIGCONT)
+        return False
+
+    await eventually(is_between)
 
 
 @pytest.mark.skipif(not IS_INSTALLED, reason="pgbouncer is not installed")

@@ -1,0 +1,112 @@
+"""With the rights that `relay migrate --writer` and `relay inbox migrate --role` grant, and no others, everything works."""
+
+from __future__ import annotations
+
+import os
+import runpy
+from collections.abc import AsyncIterator
+from datetime import timedelta
+from pathlib import Path
+
+import asyncpg
+import pytest
+from aiormq import spec
+
+from relay import migrate as outbox
+from relay.database import fill, sql_file
+from relay.inbox import Message, Order, Outcome, Outgoing, migrate, retention
+from relay.inbox.mailbox import Mailbox
+from relay.inbox.message import read
+from relay.inbox.naming import names_of
+from relay.servers import PostgresServer
+from relay.topology import names
+from relay.values import TableName
+from tests.conftest import eventually
+from tests.inbox.site import QUEUE, Site, apply
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+OLD = "now() - interval '30 days'"
+
+
+@pytest.fixture
+async def least_url(inbox: Site, postgres_server: PostgresServer) -> AsyncIterator[str]:
+    """The site's database as a role that may do what the documents say, and what it needs of its own tables."""
+    database, role = inbox.database, f"least_{os.getpid()}"
+    await database.execute(f"CREATE ROLE {role} LOGIN; GRANT INSERT ON effect TO {role}")
+    await outbox.migrate(database, writer=role)
+    await migrate.migrate(database, role=role)
+    yield postgres_server.url(inbox.database_url.rpartition("/")[2], user=role)
+    for consumer in list(inbox.running):
+        await inbox.kill(consumer)
+    await database.execute(f"DROP OWNED BY {role}; DROP ROLE {role}")
+
+
+async def test_a_consumer_with_events_of_its_own_and_a_retention(inbox: Site, least_url: str) -> None:
+    async def handle(message: Message, connection: asyncpg.Connection) -> None:
+        await Outgoing(connection, message).add("stock.reserved", {"order": 42})
+        await apply(message, connection)
+
+    await inbox.database.execute(f"INSERT INTO processed_messages VALUES ('inventory', 'old', {OLD})")
+    await inbox.declare()
+    consumer = await inbox.start(
+        inbox.consumer(handle, database_url=least_url, order=Order.VERSION, workers=1, retention_s=15 * 86400.0)
+    )
+    await eventually(lambda: consumer.metrics.forgotten == 1)
+    for version in (1, 2):
+        headers = {"aggregate_type": "order", "aggregate_id": "42", "aggregate_version": version}
+        for _ in range(2):
+            await inbox.publish(f"m{version}", headers=headers)
+    await inbox.effects_are({"m1": 1, "m2": 1})
+    # Long after it was forgotten a copy comes once more, and the id of its event is there already.
+    await inbox.database.execute("DELETE FROM processed_messages; DELETE FROM processed_versions")
+    await inbox.publish("m1", headers={**headers, "aggregate_version": 1, names.RETRY_ATTEMPT: 1})
+    await inbox.effects_are({"m1": 2, "m2": 1})
+    assert await inbox.database.fetchval("SELECT count(*) FROM outbox") == 2
+    assert consumer.metrics.messages[Outcome.DUPLICATE] == 2
+
+
+async def test_a_sidecar(inbox: Site, least_url: str) -> None:
+    table = TableName(None, "inbox")
+    mailbox = Mailbox(lambda: least_url, table, QUEUE)
+    message = read(
+        consumer="inbox",
+        body=b"{}",
+        properties=spec.Basic.Properties(message_id="m1"),
+        exchange="",
+        routing_key=QUEUE,
+        is_redelivered=False,
+    )
+    await mailbox.check()
+    assert [await mailbox.write([message]), await mailbox.write([message])] == [1, 0]
+    assert (await mailbox.gauges()).pending == 1
+    await mailbox.close()
+    await inbox.database.execute(f"UPDATE inbox SET done_at = {OLD}")
+    purge = fill(sql_file("inbox/mailbox_purge.sql"), names_of(table))
+    assert await retention.forget(least_url, purge, (timedelta(days=15),), on_batch=lambda _: None) == 1
+
+
+async def test_the_examples(inbox: Site, least_url: str) -> None:
+    orders, inventory = (runpy.run_path(str(EXAMPLES / name)) for name in ("orders.py", "inventory.py"))
+    await inbox.database.execute(f"{orders['SCHEMA']}; {inventory['SCHEMA']}")
+    await inbox.database.execute("INSERT INTO stock VALUES ('sku-1', 1)")
+    role = f"least_{os.getpid()}"
+    await inbox.database.execute(
+        f"GRANT INSERT ON orders, reservation TO {role}; GRANT SELECT, UPDATE ON stock TO {role}"
+    )
+    await inbox.declare()
+    await inbox.start(inbox.consumer(inventory["reserve"], database_url=least_url, workers=1))
+    shop = await asyncpg.connect(least_url)
+    for _ in range(2):
+        await orders["place_order"](shop, "sku-1", 1)
+    await shop.close(timeout=5)
+    for row in await inbox.database.fetch("SELECT id, payload FROM outbox ORDER BY seq"):
+        await inbox.publish(row["id"], row["payload"].encode())
+
+    async def told() -> list[str]:
+        rows = await inbox.database.fetch("SELECT event_type FROM outbox WHERE event_type LIKE 'stock.%' ORDER BY seq")
+        return [row["event_type"] for row in rows]
+
+    async def are_told() -> bool:
+        return await told() == ["stock.reserved", "stock.rejected"]
+
+    await eventually(are_told)
