@@ -16,11 +16,10 @@ from enum import StrEnum
 from typing import Final, Protocol
 
 import aiormq
-from aio_pika.abc import AbstractConnection
 
 from relay.errors import BrokerUnavailable, ConfigError, DrainIncomplete, RelayError
 from relay.inbox.hand import BROKER_TIMEOUT_S, Hand, Life, LifeOver, Shared
-from relay.inbox.publisher import Lane, Publisher, connect
+from relay.inbox.publisher import Connection, Lane, Publisher, connect
 from relay.topology import names
 
 BACKOFF_MIN_S: Final = 0.1
@@ -162,7 +161,7 @@ class Station:
                 hint="they are delivered again; their transactions were rolled back",
             )
 
-    async def _connect(self, purpose: str) -> AbstractConnection:
+    async def _connect(self, purpose: str) -> Connection:
         return await connect(
             tuple(self._urls()), f"outbox-relay inbox {self._shared.consumer} {purpose}", BROKER_TIMEOUT_S
         )
@@ -181,7 +180,7 @@ class Station:
 
     # ---------------------------------------------------------------- beside the work
 
-    async def _watch_queues(self, connection: AbstractConnection, life: Life) -> None:
+    async def _watch_queues(self, connection: Connection, life: Life) -> None:
         """How many messages are ready, queue by queue; a queue that is missing makes the consumer not ready."""
         settings = self._settings
         delays_s = () if settings.returns_to_broker else settings.retry.delays_s
@@ -246,7 +245,7 @@ def backoff_s(failures: int, roll: float) -> float:
     return min(BACKOFF_MAX_S, BACKOFF_MIN_S * 2.0 ** min(failures, 10)) * (0.5 + 0.5 * roll)
 
 
-async def _messages_ready(connection: AbstractConnection, queue: str) -> int | Unseen:
+async def _messages_ready(connection: Connection, queue: str) -> int | Unseen:
     """A queue that does not exist costs the channel of the question: each has one of its own."""
     try:
         async with asyncio.timeout(BROKER_TIMEOUT_S):
@@ -260,7 +259,7 @@ async def _messages_ready(connection: AbstractConnection, queue: str) -> int | U
         return Unseen.UNANSWERED
 
 
-def _delay_fault(connection: AbstractConnection) -> str | None:
+def _delay_fault(connection: Connection) -> str | None:
     """Why the broker cannot delay what is returned to it; each return would come back at once."""
     assert connection.transport is not None, "not connected"
     said = connection.transport.connection.server_properties.get("version", "")
@@ -274,6 +273,6 @@ def _delay_fault(connection: AbstractConnection) -> str | None:
     )
 
 
-async def _close(connection: AbstractConnection) -> None:
+async def _close(connection: Connection) -> None:
     with contextlib.suppress(aiormq.AMQPError, RuntimeError, OSError, TimeoutError):
         await asyncio.wait_for(connection.close(), 5.0)
