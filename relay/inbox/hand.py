@@ -58,12 +58,15 @@ class Life:
         self._over = asyncio.Event()
         self._missing = workers
         self._on_begin = on_begin
+        self._began_at: float | None = None
+        self._ended_at: float | None = None
         self.reason = ""
 
     def join(self) -> None:
         """A worker consumes; with the last of them the life has begun."""
         self._missing -= 1
         if self._missing == 0:
+            self._began_at = time.monotonic()
             self._on_begin()
 
     @property
@@ -75,7 +78,15 @@ class Life:
         """Nothing new begins; the first reason stays."""
         if not self._over.is_set():
             self.reason = reason
+            self._ended_at = time.monotonic()
             self._over.set()
+
+    @property
+    def lasted_s(self) -> float:
+        """From when all workers consumed to its end, 0 where it has not begun or not ended."""
+        if self._began_at is None or self._ended_at is None:
+            return 0.0
+        return self._ended_at - self._began_at
 
     async def wait(self) -> None:
         """Until it is over."""

@@ -13,7 +13,7 @@ import contextlib
 import re
 from collections.abc import Callable, Coroutine, Sequence
 from enum import StrEnum
-from typing import Final, Protocol
+from typing import Final, Protocol, TypeVar
 
 import aiormq
 
@@ -25,6 +25,11 @@ from relay.topology import names
 BACKOFF_MIN_S: Final = 0.1
 BACKOFF_MAX_S: Final = 5.0
 GAUGE_END_TIMEOUT_S: Final = 1.0
+
+STEADY_S: Final = 10.0
+"""A link that was consumed so long had come up; one that is lost sooner is one more failure in a row."""
+
+T = TypeVar("T")
 
 Urls = Callable[[], Sequence[str]]
 
@@ -70,6 +75,7 @@ class Station:
         self._stopping = asyncio.Event()
         self._life: Life | None = None
         self._was_connected = False
+        self._failures = 0
 
     @property
     def unsettled(self) -> int:
@@ -87,30 +93,35 @@ class Station:
         broker that cannot do what the settings ask of it.
         """
         errands = [asyncio.ensure_future(errand()) for errand in self._errands]
-        failures = 0
         try:
             while not self._stopping.is_set():
                 try:
-                    await self._backing.check()
-                    self._shared.tell_database()
-                    await self._live()
+                    await self._unless_stopped(self._check())
+                    # A stop that came meanwhile had no life to end.
+                    if not self._stopping.is_set():
+                        await self._live()
                 except (DrainIncomplete, ConfigError):
                     raise
                 except RelayError as error:
-                    failures = 1 if self.metrics.connected["broker"] else failures + 1
+                    self._failures += 1
                     self._tell(error)
-                if not self._stopping.is_set():
-                    await self._back_off(failures)
+                await self._back_off()
         finally:
             for errand in errands:
                 errand.cancel()
             await asyncio.gather(*errands, return_exceptions=True)
             await self._backing.close()
 
+    async def _check(self) -> None:
+        await self._backing.check()
+        self._shared.tell_database()
+
     async def _live(self) -> None:
-        """One life of the link: returns when it is over. Raises BrokerUnavailable, DrainIncomplete."""
+        """One life of the link: returns when it is over, and at a stop before it began. Raises BrokerUnavailable, DrainIncomplete."""
         life = self._life = Life(self._settings.workers, self._begin)
-        connection = await self._connect("consumer")
+        connection = await self._unless_stopped(self._connect("consumer"))
+        if connection is None:
+            return
         if self._settings.returns_to_broker and (fault := _delay_fault(connection)) is not None:
             await _close(connection)
             raise ConfigError([fault])
@@ -123,6 +134,8 @@ class Station:
             task.add_done_callback(lambda _: life.end("a worker ended"))
         try:
             await life.wait()
+            if life.lasted_s >= STEADY_S:
+                self._failures = 0
             await self._drain(tasks)
         finally:
             life.end("ended")
@@ -150,25 +163,42 @@ class Station:
         self._was_connected = True
 
     async def _drain(self, tasks: Sequence[asyncio.Task[None]]) -> None:
-        """The messages in work end: after a stop within the grace, after a loss within their own time limit."""
-        limit_s = self._settings.grace_s if self._stopping.is_set() else self._settings.time_limit_s + 1.0
-        _, pending = await asyncio.wait(tasks, timeout=limit_s)
-        if pending and self._stopping.is_set():
+        """The messages in work end: after a loss within their own time limit, after a stop, whenever it comes, within the
+        grace.
+        """
+        ended = asyncio.wait(tasks, timeout=self._settings.time_limit_s + 1.0)
+        await self._unless_stopped(ended)
+        if not self._stopping.is_set():
+            return
+        _, pending = await asyncio.wait(tasks, timeout=self._settings.grace_s)
+        if pending:
             for task in pending:
                 task.cancel()
             raise DrainIncomplete(
-                f"the grace of {limit_s:g} s ran out with {len(pending)} messages in work",
+                f"the grace of {self._settings.grace_s:g} s ran out with {len(pending)} messages in work",
                 hint="they are delivered again; their transactions were rolled back",
             )
+
+    async def _unless_stopped(self, work: Coroutine[None, None, T]) -> T | None:
+        """What it gives; None, and it is left, where a stop comes first: no server that does not answer holds one up."""
+        task, stopping = asyncio.ensure_future(work), asyncio.ensure_future(self._stopping.wait())
+        try:
+            await asyncio.wait((task, stopping), return_when=asyncio.FIRST_COMPLETED)
+            return task.result() if task.done() else None
+        finally:
+            stopping.cancel()
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
 
     async def _connect(self, purpose: str) -> Connection:
         return await connect(
             tuple(self._urls()), f"outbox-relay inbox {self._shared.consumer} {purpose}", BROKER_TIMEOUT_S
         )
 
-    async def _back_off(self, failures: int) -> None:
-        with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(self._stopping.wait(), backoff_s(failures, self._shared.random.random()))
+    async def _back_off(self) -> None:
+        if not self._stopping.is_set():
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._stopping.wait(), backoff_s(self._failures, self._shared.random.random()))
 
     def _tell(self, error: RelayError) -> None:
         if isinstance(error, BrokerUnavailable):
