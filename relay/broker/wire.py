@@ -4,8 +4,8 @@ aiormq opens connection and channels, and answers heartbeats and closes; its way
 of Python per confirm (a stream, a queue, a frame object, a future). So the connection is given a transport of
 ours, through aiormq's own `transport_factory`: a protocol that splits what arrives into frames and takes
 those of the publishing channel that speak of publishes (`basic.ack`, `basic.nack`, `basic.return` with its
-content). All else goes on to aiormq's stream, whole frames in their order; a few of them are read in passing
-(closes, blocked).
+content), and the deliveries of a consuming one. All else goes on to aiormq's stream, whole frames in their order;
+a few of them are read in passing (closes, blocked).
 
 In the other direction aiormq writes whole frames with one `write` each, and so do we: nothing is torn apart.
 
@@ -86,6 +86,14 @@ class WireListener(ChannelListener, Protocol):
         ...
 
 
+class DeliveryListener(Protocol):
+    """Told of the frames of a channel that consumes."""
+
+    def take(self, kind: int, payload: bytes) -> bool:
+        """Whether the frame is a delivery's, and not for aiormq."""
+        ...
+
+
 class Wire(asyncio.StreamReaderProtocol):
     """The protocol of one connection; hears for its listener from `listen` on."""
 
@@ -94,6 +102,7 @@ class Wire(asyncio.StreamReaderProtocol):
         self._clock = loop.time
         self._listener: WireListener | None = None
         self._channels: dict[int, ChannelListener] = {}
+        self._consumers: dict[int, DeliveryListener] = {}
         self._ack_prefix = _NOTHING
         self._partial = b""
         self.is_amqp = True
@@ -119,8 +128,12 @@ class Wire(asyncio.StreamReaderProtocol):
         """The same for one more channel, until the broker closes it."""
         self._channels[channel] = listener
 
+    def deliver(self, listener: DeliveryListener, channel: int) -> None:
+        """From now on, until the broker closes it, the deliveries on `channel` are the listener's."""
+        self._consumers[channel] = listener
+
     def ignore(self) -> None:
-        """Nobody is told anything more; all frames go to aiormq."""
+        """No publisher is told anything more; their frames go to aiormq."""
         self._listener = None
         self._channels.clear()
         self._ack_prefix = _NOTHING
@@ -205,9 +218,7 @@ class Wire(asyncio.StreamReaderProtocol):
             if channel == 0:
                 if kind == 1:
                     self._overhear(data[at + 7 : at + 11], data, at + 11)
-            elif (listener := self._channels.get(channel)) is not None and self._take(
-                listener, channel, kind, data, at + 7, end - 1
-            ):
+            elif self._is_taken(channel, kind, data, at + 7, end - 1):
                 if start < at:
                     self._forward(data[start:at])
                 start = end
@@ -232,6 +243,15 @@ class Wire(asyncio.StreamReaderProtocol):
     def _forward(self, frames: bytes) -> None:
         self._forwarded_at = self.read_at
         super().data_received(frames)
+
+    def _is_taken(self, channel: int, kind: int, data: bytes, at: int, end: int) -> bool:
+        """A frame's payload (data[at:end]); whether it is ours alone."""
+        if (consumer := self._consumers.get(channel)) is not None:
+            if data.startswith(_CHANNEL_CLOSE, at) and kind == 1:
+                del self._consumers[channel]
+            return consumer.take(kind, data[at:end])
+        listener = self._channels.get(channel)
+        return listener is not None and self._take(listener, channel, kind, data, at, end)
 
     def _take(self, listener: ChannelListener, channel: int, kind: int, data: bytes, at: int, end: int) -> bool:
         """A frame's payload (data[at:end]) on a publishing channel; whether it is ours alone."""

@@ -19,19 +19,18 @@ from datetime import UTC, datetime
 from typing import Final
 
 import aiormq
-from aio_pika.abc import AbstractConnection
 from aiormq.abc import AbstractChannel, DeliveredMessage
 
+from relay.broker.deliveries import Deliveries, Undecodable
 from relay.errors import BrokerUnavailable, RelayError
 from relay.http import Readiness
 from relay.inbox.breaker import Breaker
 from relay.inbox.copies import Copy, Origin, parked_copy, retry_copy
 from relay.inbox.faults import classify
-from relay.inbox.intake import Intake
 from relay.inbox.message import Message, attempts_so_far, read
 from relay.inbox.metrics import InboxMetrics
-from relay.inbox.outcome import Failure, Outcome, Park, Permanent, Retry
-from relay.inbox.publisher import CopyImpossible, CopyUnavailable, Lane
+from relay.inbox.outcome import ErrorClass, Failure, Outcome, Park, Permanent, Retry
+from relay.inbox.publisher import Connection, CopyImpossible, CopyUnavailable, Lane
 from relay.inbox.returns import Returns
 from relay.inbox.seldom import Seldom
 from relay.inbox.settings import ConsumerSettings
@@ -59,12 +58,15 @@ class Life:
         self._over = asyncio.Event()
         self._missing = workers
         self._on_begin = on_begin
+        self._began_at: float | None = None
+        self._ended_at: float | None = None
         self.reason = ""
 
     def join(self) -> None:
         """A worker consumes; with the last of them the life has begun."""
         self._missing -= 1
         if self._missing == 0:
+            self._began_at = time.monotonic()
             self._on_begin()
 
     @property
@@ -76,7 +78,15 @@ class Life:
         """Nothing new begins; the first reason stays."""
         if not self._over.is_set():
             self.reason = reason
+            self._ended_at = time.monotonic()
             self._over.set()
+
+    @property
+    def lasted_s(self) -> float:
+        """From when all workers consumed to its end, 0 where it has not begun or not ended."""
+        if self._began_at is None or self._ended_at is None:
+            return 0.0
+        return self._ended_at - self._began_at
 
     async def wait(self) -> None:
         """Until it is over."""
@@ -146,7 +156,7 @@ class Hand(ABC):
         self._owed_outcomes: list[Outcome] = []
         self._late: asyncio.Task[None] | None = None
 
-    async def run(self, connection: AbstractConnection) -> None:
+    async def run(self, connection: Connection) -> None:
         """Consume until the life is over; ends with what is in work. Raises BrokerUnavailable, and what `_take` does."""
         waking = asyncio.ensure_future(self._wake())
         try:
@@ -175,24 +185,20 @@ class Hand(ABC):
     async def _take(self, delivery: DeliveredMessage) -> None:
         """Bring a delivery to its end. Raises LifeOver."""
 
-    async def _open(self, connection: AbstractConnection) -> None:
+    async def _open(self, connection: Connection) -> None:
         try:
             async with asyncio.timeout(BROKER_TIMEOUT_S):
                 channel = await (await connection.channel(publisher_confirms=False)).get_underlay_channel()
                 channel.closing.add_done_callback(lambda _: self._life.end("the channel was closed"))
                 channel.on_consumer_cancel_callbacks.add(self._on_cancel)
                 await channel.basic_qos(prefetch_count=self._settings.prefetch)
-                Intake(channel, self._receive).attach()
-                self._tag = (await channel.basic_consume(self._shared.queue, self._receive_slowly)).consumer_tag
+                connection.wire.deliver(Deliveries(channel, self._receive), channel.number)
+                self._tag = (await channel.basic_consume(self._shared.queue, _not_by_the_driver)).consumer_tag
         except (aiormq.AMQPError, RuntimeError, OSError, TimeoutError) as error:
             raise BrokerUnavailable(
                 f"cannot consume {self._shared.queue}: {str(error) or 'no answer in time'}"
             ) from error
         self._channel = channel
-
-    async def _receive_slowly(self, delivery: DeliveredMessage) -> None:
-        """What aiormq brings by itself: nothing, as long as the intake sees its frames."""
-        self._receive(delivery)
 
     def _receive(self, delivery: DeliveredMessage) -> None:
         self._in_hand += 1
@@ -209,6 +215,8 @@ class Hand(ABC):
 
     def _read(self, delivery: DeliveredMessage) -> Message | Failure:
         try:
+            if isinstance(delivery, Undecodable):
+                raise Permanent(delivery.fault, error_class=ErrorClass.MALFORMED)
             return read(
                 consumer=self._shared.consumer,
                 body=delivery.body,
@@ -385,6 +393,10 @@ def tag_of(delivery: DeliveredMessage) -> int:
     tag = delivery.delivery_tag
     assert tag is not None, "a delivery without a tag"
     return tag
+
+
+async def _not_by_the_driver(_: DeliveredMessage) -> None:
+    raise AssertionError("the wire takes every delivery")
 
 
 def iso_now() -> str:

@@ -10,14 +10,14 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Awaitable, Callable
-from typing import Final
+from typing import Any, Final
 
 import aio_pika
 import aiormq
-from aio_pika.abc import AbstractConnection
 from aiormq.abc import AbstractChannel
 
 from relay import tls
+from relay.broker.wire import Wire, WireFactory
 from relay.errors import BrokerUnavailable, RelayError
 from relay.inbox.copies import Copy
 from relay.urls import amqp_address
@@ -32,6 +32,21 @@ _IMPOSSIBLE: Final = (311, 406, 501, 502)
 """Content too large (406 where the broker has a size limit), frame or syntax error: no repetition mends it."""
 
 
+class Connection(aio_pika.Connection):
+    """aio-pika's, over a wire of ours: see `relay.broker.wire`."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        # The driver takes no such argument, but hands these on to the one below it.
+        self.kwargs["transport_factory"] = self._factory = WireFactory()
+
+    @property
+    def wire(self) -> Wire:
+        """Of the connection, once it is open."""
+        assert self._factory.wire is not None, "not connected"
+        return self._factory.wire
+
+
 class CopyUnavailable(RelayError):
     """The copy was returned, refused or not confirmed: the original stays where it is, try again."""
 
@@ -43,9 +58,9 @@ class CopyImpossible(RelayError):
 class Publisher:
     """Shared by a consumer's workers; each of them takes `lane`s."""
 
-    def __init__(self, connect: Callable[[], Awaitable[AbstractConnection]]) -> None:
+    def __init__(self, connect: Callable[[], Awaitable[Connection]]) -> None:
         self._connect = connect
-        self._connection: AbstractConnection | None = None
+        self._connection: Connection | None = None
         self._lock = asyncio.Lock()
 
     def lane(self) -> Lane:
@@ -79,7 +94,7 @@ class Lane:
         """Returns when the broker has it in a queue. Raises CopyUnavailable, CopyImpossible."""
         try:
             header_bytes = len(copy.properties.marshal())
-        except (TypeError, ValueError, OverflowError) as error:
+        except (TypeError, ValueError, OverflowError, RecursionError) as error:
             raise CopyImpossible(f"a copy cannot be encoded: {error}") from error
         try:
             async with asyncio.timeout(CONFIRM_TIMEOUT_S):
@@ -129,14 +144,16 @@ class Lane:
                 await asyncio.wait_for(channel.close(), 2.0)
 
 
-async def connect(urls: tuple[str, ...], name: str, timeout_s: float) -> AbstractConnection:
+async def connect(urls: tuple[str, ...], name: str, timeout_s: float) -> Connection:
     """A connection to the first of `urls` that answers. Raises BrokerUnavailable with each one's reason."""
     failures: list[str] = []
     last: BaseException | None = None
     for url in urls:
         try:
             async with asyncio.timeout(timeout_s):
-                return await aio_pika.connect(url, client_properties={"connection_name": name})
+                return await aio_pika.connect(
+                    url, client_properties={"connection_name": name}, connection_class=Connection
+                )
         except (aiormq.AMQPError, OSError, TimeoutError) as error:
             last = error
             failures.append(f"{amqp_address(url)}: {_said(error)}")

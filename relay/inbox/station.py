@@ -13,19 +13,23 @@ import contextlib
 import re
 from collections.abc import Callable, Coroutine, Sequence
 from enum import StrEnum
-from typing import Final, Protocol
+from typing import Final, Protocol, TypeVar
 
 import aiormq
-from aio_pika.abc import AbstractConnection
 
 from relay.errors import BrokerUnavailable, ConfigError, DrainIncomplete, RelayError
 from relay.inbox.hand import BROKER_TIMEOUT_S, Hand, Life, LifeOver, Shared
-from relay.inbox.publisher import Lane, Publisher, connect
+from relay.inbox.publisher import Connection, Lane, Publisher, connect
 from relay.topology import names
 
 BACKOFF_MIN_S: Final = 0.1
 BACKOFF_MAX_S: Final = 5.0
 GAUGE_END_TIMEOUT_S: Final = 1.0
+
+STEADY_S: Final = 10.0
+"""A link that was consumed so long had come up; one that is lost sooner is one more failure in a row."""
+
+T = TypeVar("T")
 
 Urls = Callable[[], Sequence[str]]
 
@@ -71,6 +75,7 @@ class Station:
         self._stopping = asyncio.Event()
         self._life: Life | None = None
         self._was_connected = False
+        self._failures = 0
 
     @property
     def unsettled(self) -> int:
@@ -92,30 +97,35 @@ class Station:
         broker that cannot do what the settings ask of it.
         """
         errands = [asyncio.ensure_future(errand()) for errand in self._errands]
-        failures = 0
         try:
             while not self._stopping.is_set():
                 try:
-                    await self._backing.check()
-                    self._shared.tell_database()
-                    await self._live()
+                    await self._unless_stopped(self._check())
+                    # A stop that came meanwhile had no life to end.
+                    if not self._stopping.is_set():
+                        await self._live()
                 except (DrainIncomplete, ConfigError):
                     raise
                 except RelayError as error:
-                    failures = 1 if self.metrics.connected["broker"] else failures + 1
+                    self._failures += 1
                     self._tell(error)
-                if not self._stopping.is_set():
-                    await self._back_off(failures)
+                await self._back_off()
         finally:
             for errand in errands:
                 errand.cancel()
             await asyncio.gather(*errands, return_exceptions=True)
             await self._backing.close()
 
+    async def _check(self) -> None:
+        await self._backing.check()
+        self._shared.tell_database()
+
     async def _live(self) -> None:
-        """One life of the link: returns when it is over. Raises BrokerUnavailable, DrainIncomplete."""
+        """One life of the link: returns when it is over, and at a stop before it began. Raises BrokerUnavailable, DrainIncomplete."""
         life = self._life = Life(self._settings.workers, self._begin)
-        connection = await self._connect("consumer")
+        connection = await self._unless_stopped(self._connect("consumer"))
+        if connection is None:
+            return
         if self._settings.returns_to_broker and (fault := _delay_fault(connection)) is not None:
             await _close(connection)
             raise ConfigError([fault])
@@ -128,6 +138,8 @@ class Station:
             task.add_done_callback(lambda _: life.end("a worker ended"))
         try:
             await life.wait()
+            if life.lasted_s >= STEADY_S:
+                self._failures = 0
             await self._drain(tasks)
         finally:
             life.end("ended")
@@ -155,25 +167,42 @@ class Station:
         self._was_connected = True
 
     async def _drain(self, tasks: Sequence[asyncio.Task[None]]) -> None:
-        """The messages in work end: after a stop within the grace, after a loss within their own time limit."""
-        limit_s = self._settings.grace_s if self._stopping.is_set() else self._settings.time_limit_s + 1.0
-        _, pending = await asyncio.wait(tasks, timeout=limit_s)
-        if pending and self._stopping.is_set():
+        """The messages in work end: after a loss within their own time limit, after a stop, whenever it comes, within the
+        grace.
+        """
+        ended = asyncio.wait(tasks, timeout=self._settings.time_limit_s + 1.0)
+        await self._unless_stopped(ended)
+        if not self._stopping.is_set():
+            return
+        _, pending = await asyncio.wait(tasks, timeout=self._settings.grace_s)
+        if pending:
             for task in pending:
                 task.cancel()
             raise DrainIncomplete(
-                f"the grace of {limit_s:g} s ran out with {len(pending)} messages in work",
+                f"the grace of {self._settings.grace_s:g} s ran out with {len(pending)} messages in work",
                 hint="they are delivered again; their transactions were rolled back",
             )
 
-    async def _connect(self, purpose: str) -> AbstractConnection:
+    async def _unless_stopped(self, work: Coroutine[None, None, T]) -> T | None:
+        """What it gives; None, and it is left, where a stop comes first: no server that does not answer holds one up."""
+        task, stopping = asyncio.ensure_future(work), asyncio.ensure_future(self._stopping.wait())
+        try:
+            await asyncio.wait((task, stopping), return_when=asyncio.FIRST_COMPLETED)
+            return task.result() if task.done() else None
+        finally:
+            stopping.cancel()
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+
+    async def _connect(self, purpose: str) -> Connection:
         return await connect(
             tuple(self._urls()), f"outbox-relay inbox {self._shared.consumer} {purpose}", BROKER_TIMEOUT_S
         )
 
-    async def _back_off(self, failures: int) -> None:
-        with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(self._stopping.wait(), backoff_s(failures, self._shared.random.random()))
+    async def _back_off(self) -> None:
+        if not self._stopping.is_set():
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._stopping.wait(), backoff_s(self._failures, self._shared.random.random()))
 
     def _tell(self, error: RelayError) -> None:
         if isinstance(error, BrokerUnavailable):
@@ -185,7 +214,7 @@ class Station:
 
     # ---------------------------------------------------------------- beside the work
 
-    async def _watch_queues(self, connection: AbstractConnection, life: Life) -> None:
+    async def _watch_queues(self, connection: Connection, life: Life) -> None:
         """How many messages are ready, queue by queue; a queue that is missing makes the consumer not ready."""
         settings = self._settings
         delays_s = () if settings.returns_to_broker else settings.retry.delays_s
@@ -250,7 +279,7 @@ def backoff_s(failures: int, roll: float) -> float:
     return min(BACKOFF_MAX_S, BACKOFF_MIN_S * 2.0 ** min(failures, 10)) * (0.5 + 0.5 * roll)
 
 
-async def _messages_ready(connection: AbstractConnection, queue: str) -> int | Unseen:
+async def _messages_ready(connection: Connection, queue: str) -> int | Unseen:
     """A queue that does not exist costs the channel of the question: each has one of its own."""
     try:
         async with asyncio.timeout(BROKER_TIMEOUT_S):
@@ -264,7 +293,7 @@ async def _messages_ready(connection: AbstractConnection, queue: str) -> int | U
         return Unseen.UNANSWERED
 
 
-def _delay_fault(connection: AbstractConnection) -> str | None:
+def _delay_fault(connection: Connection) -> str | None:
     """Why the broker cannot delay what is returned to it; each return would come back at once."""
     assert connection.transport is not None, "not connected"
     said = connection.transport.connection.server_properties.get("version", "")
@@ -278,6 +307,6 @@ def _delay_fault(connection: AbstractConnection) -> str | None:
     )
 
 
-async def _close(connection: AbstractConnection) -> None:
+async def _close(connection: Connection) -> None:
     with contextlib.suppress(aiormq.AMQPError, RuntimeError, OSError, TimeoutError):
         await asyncio.wait_for(connection.close(), 5.0)

@@ -25,13 +25,16 @@ ROUTING_HEADERS: Final = ("CC", "BCC")
 
 @dataclass(frozen=True, slots=True)
 class Taken:
-    """A message as the queue gave it; `tag` acknowledges it."""
+    """A message as the queue gave it; `tag` acknowledges it. `fault`: what of it cannot be decoded, so that there can be no
+    exact copy; its properties and headers are the rest.
+    """
 
     tag: int
     exchange: str
     routing_key: str
     properties: spec.Basic.Properties
     body: bytes
+    fault: str | None = None
 
     @property
     def id(self) -> str:

@@ -31,6 +31,9 @@ STOP_INTERVAL_S: Final = 0.25
 NO_ROUTE: Final = "no_route"
 """A reason beside the verdicts: the message remembers no route and none was said."""
 
+UNDECODABLE: Final = "undecodable"
+"""Another one: a property or a header cannot be decoded, so there is no exact copy."""
+
 
 @dataclass(frozen=True, slots=True)
 class Sample:
@@ -132,6 +135,10 @@ class _Run:
         outcome.matched += 1
         count = taken.headers.get("x-delivery-count")
         outcome.returned_max = max(outcome.returned_max, count if isinstance(count, int) else 0)
+        if taken.fault is not None:
+            self._carrier.leave()
+            self._failed(taken, None, UNDECODABLE, taken.fault)
+            return
         route = route_of(taken, self._order)
         if route is not None and not self._is_dead(taken, route) and not self._order.is_dry and await self._is_time():
             self._under_way += 1

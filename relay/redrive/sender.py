@@ -172,7 +172,7 @@ class Sender:
         assert self._session.wire.transport is not None, "connected"
         try:
             frames = self._frames(copy)
-        except (TypeError, ValueError, OverflowError) as error:
+        except (TypeError, ValueError, OverflowError, RecursionError) as error:
             self._tell(copy, Verdict.REFUSED, f"cannot be encoded: {error}")
             return
         self._tag += 1

@@ -19,6 +19,7 @@ from typing import Final
 from aiormq import spec
 from aiormq.abc import AbstractChannel, DeliveredMessage
 
+from relay.broker.deliveries import Deliveries, Undecodable
 from relay.errors import BrokerUnavailable
 from relay.redrive.choice import Taken
 from relay.redrive.session import ANSWER_TIMEOUT_S, Session
@@ -42,6 +43,7 @@ class Source:
         self._queue = queue
         self._make_room = make_room
         self._arrived: deque[Taken] = deque()
+        session.wire.deliver(Deliveries(channel, self._receive), channel.number)
         self._consumers = 0
         self._prefetch = 0
         self._left = 0
@@ -93,15 +95,17 @@ class Source:
         self._consumers += 1
         await self._session.answer(self._channel.basic_qos(prefetch_count=self._prefetch), "a prefetch")
         consume = self._channel.basic_consume(
-            self._queue, self._on_message, consumer_tag=_consumer_tag(self._consumers)
+            self._queue, _not_by_the_driver, consumer_tag=_consumer_tag(self._consumers)
         )
         await self._session.answer(consume, "a consumer")
 
-    async def _on_message(self, message: DeliveredMessage) -> None:
+    def _receive(self, message: DeliveredMessage) -> None:
         delivery = message.delivery
         assert isinstance(delivery, spec.Basic.Deliver), "of a consumer"
         route = (delivery.exchange or "", delivery.routing_key or "")
-        self._arrived.append(Taken(delivery.delivery_tag or 0, *route, message.header.properties, bytes(message.body)))
+        fault = message.fault if isinstance(message, Undecodable) else None
+        taken = Taken(delivery.delivery_tag or 0, *route, message.header.properties, message.body, fault)
+        self._arrived.append(taken)
         self._session.tell()
 
     async def _has_more(self) -> bool:
@@ -112,3 +116,7 @@ class Source:
 def _consumer_tag(number: int) -> str:
     """What consumers have is given back in the order of their tags."""
     return f"redrive-{number:06}"
+
+
+async def _not_by_the_driver(_: DeliveredMessage) -> None:
+    raise AssertionError("the wire takes every delivery")

@@ -15,8 +15,10 @@ import pytest
 from aio_pika.abc import AbstractChannel
 
 from relay.topology import names
+from tests import foreign
 from tests.conftest import eventually
 from tests.e2e.conftest import COMMAND, environment
+from tests.foreign import HEADERS, MESSAGE_ID, MICROSECONDS, TIMESTAMP, entry, long, short, stamp
 from tests.vhost import Vhost, count, message_of, send
 
 PARKING = "inv.parking"
@@ -114,6 +116,31 @@ async def test_another_route_can_be_said(broker: Vhost, channel: AbstractChannel
     done = await broker.relay("redrive", PARKING, "--to-exchange", "", "--routing-key", "inv")
     assert done.returncode == 0, done.stdout
     assert await ids(channel, "inv") == ["without a diagnosis"]
+
+
+async def test_what_cannot_be_decoded_is_left_and_told(broker: Vhost, channel: AbstractChannel) -> None:
+    """One such message ended every run with "the connection was lost": nothing behind it could be redriven."""
+    await park(channel, "m1")
+    table = long(
+        entry(names.ORIGINAL_EXCHANGE.encode(), b"S", long(b"orders"))
+        + entry(names.ORIGINAL_ROUTING_KEY.encode(), b"S", long(b"order.paid"))
+    )
+    properties = table + short(b"m2") + stamp(MICROSECONDS)
+    await foreign.publish(broker.url, b"", PARKING.encode(), HEADERS | MESSAGE_ID | TIMESTAMP, properties)
+    await park(channel, "m3")
+    for options, redriven, failed in (
+        (("--dry-run",), 0, {"undecodable": 1}),
+        (("--where", "message_id=m1"), 1, {}),
+        ((), 1, {"undecodable": 1}),
+    ):
+        done = await broker.relay("redrive", PARKING, "--json", *options)
+        document = json.loads(done.stdout)
+        assert (document["redriven"], document["failed"]) == (redriven, failed), done.stderr
+        assert done.returncode == (1 if failed else 0)
+    told = {one["id"]: (one["reason"], one["text"]) for one in document["messages"]}
+    assert told["m2"] == ("undecodable", "cannot be decoded: timestamp 1764439200000000: year 57882 is out of range")
+    assert await ids(channel, "inv") == ["m1", "m3"]
+    assert await count(channel, PARKING) == 1
 
 
 async def test_messages_with_one_id_or_none_are_kept_apart(broker: Vhost, channel: AbstractChannel) -> None:

@@ -1,0 +1,168 @@
+"""A station without servers: what it waits for, and how long, when its link is lost and when it is told to stop."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from relay.errors import DrainIncomplete
+from relay.http import Readiness
+from relay.inbox import ConsumerSettings, RetryPolicy
+from relay.inbox import hand as hand_module
+from relay.inbox import station as station_module
+from relay.inbox.breaker import Breaker
+from relay.inbox.hand import Hand, Life, Shared
+from relay.inbox.metrics import InboxMetrics
+from relay.inbox.publisher import Connection, Lane
+from relay.inbox.station import STEADY_S, Station
+from relay.logs import get_logger
+from tests.conftest import eventually
+
+
+class Link:
+    """A connection on which nothing is ever answered."""
+
+    def __init__(self) -> None:
+        self.close_callbacks: set[Callable[..., None]] = set()
+
+    async def channel(self, **_: Any) -> None:
+        raise RuntimeError("closed")
+
+    async def close(self) -> None:
+        """At once."""
+
+    def lose(self) -> None:
+        """It is gone."""
+        for callback in self.close_callbacks:
+            callback()
+
+
+class Backing:
+    """A database that answers at once."""
+
+    async def check(self) -> None:
+        """It does."""
+
+    async def close(self) -> None:
+        """Nothing is open."""
+
+
+class HangingHand(Hand):
+    """A handler that hangs until it is cancelled."""
+
+    async def run(self, connection: Connection) -> None:
+        self._life.join()
+        self._metrics.busy_workers += 1
+        try:
+            await asyncio.Event().wait()
+        finally:
+            self._metrics.busy_workers -= 1
+
+    async def _take(self, delivery: Any) -> None:
+        """Never asked."""
+
+
+class LosingHand(HangingHand):
+    """Consumes, and its link is lost at once."""
+
+    async def run(self, connection: Connection) -> None:
+        self._life.join()
+        cast("Link", connection).lose()
+
+
+class Place:
+    """A station over links that are handed out one after the other."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, kind: type[HangingHand], **settings: Any) -> None:
+        self.links: list[Link] = []
+
+        async def connect(*_: Any) -> Link:
+            self.links.append(Link())
+            return self.links[-1]
+
+        monkeypatch.setattr(station_module, "connect", connect)
+        self.shared = Shared(
+            "c",
+            "q",
+            ConsumerSettings(workers=1, retry=RetryPolicy(delays_s=()), **settings),
+            Breaker(),
+            InboxMetrics(),
+            Readiness(),
+            random.Random(1),
+            get_logger(),
+        )
+
+        def hand(life: Life, lane: Lane) -> Hand:
+            return kind(self.shared, life, lane)
+
+        self.station = Station(self.shared, lambda: ("amqp://a",), Backing(), hand)
+
+
+async def test_a_stop_while_a_lost_link_drains_is_bounded_by_the_grace(monkeypatch: pytest.MonkeyPatch) -> None:
+    """How long to wait was chosen when the link was lost: a handler that hung held a stop up for its own time limit."""
+    place = Place(monkeypatch, HangingHand, time_limit_s=3600.0, grace_s=0.05)
+    running = asyncio.create_task(place.station.run())
+    await eventually(lambda: place.shared.metrics.busy_workers == 1)
+    draining = asyncio.Event()
+    drain = place.station._drain
+
+    async def noted(tasks: Any) -> None:
+        draining.set()
+        await drain(tasks)
+
+    monkeypatch.setattr(place.station, "_drain", noted)
+    place.links[0].lose()
+    await draining.wait()
+    place.station.stop()
+    with pytest.raises(DrainIncomplete, match=r"the grace of 0\.05 s ran out with 1 messages in work"):
+        await asyncio.wait_for(running, 10.0)
+    assert place.shared.metrics.busy_workers == 0
+
+
+@pytest.mark.parametrize("silent", ["database", "broker"])
+async def test_a_stop_does_not_wait_for_a_server_that_does_not_answer(
+    monkeypatch: pytest.MonkeyPatch, silent: str
+) -> None:
+    """A connect that came to nothing for 10 s a URL held it up for longer than a container runtime waits."""
+    place = Place(monkeypatch, HangingHand)
+    asked = asyncio.Event()
+
+    async def hang(*_: Any) -> Link:
+        asked.set()
+        await asyncio.Event().wait()
+        raise AssertionError("never")
+
+    if silent == "broker":
+        monkeypatch.setattr(station_module, "connect", hang)
+    else:
+        monkeypatch.setattr(place.station._backing, "check", hang)
+    running = asyncio.create_task(place.station.run())
+    await asked.wait()
+    place.station.stop()
+    await asyncio.wait_for(running, 10.0)
+
+
+@pytest.mark.parametrize(("lasted_s", "failures"), [(STEADY_S / 2, [1, 2, 3, 4]), (STEADY_S, [1, 1, 1, 1])])
+async def test_a_link_that_never_lasts_is_built_ever_more_slowly(
+    monkeypatch: pytest.MonkeyPatch, lasted_s: float, failures: list[int]
+) -> None:
+    """It had come up, so each loss was the first one: seven reconnects a second, for ever."""
+    place = Place(monkeypatch, LosingHand)
+    clock = iter(range(1000))
+    monkeypatch.setattr(hand_module, "time", SimpleNamespace(monotonic=lambda: next(clock) * lasted_s))
+    counted: list[int] = []
+
+    def backoff_s(count: int, _: float) -> float:
+        counted.append(count)
+        if len(counted) == len(failures):
+            place.station.stop()
+        return 0.0
+
+    monkeypatch.setattr(station_module, "backoff_s", backoff_s)
+    await asyncio.wait_for(place.station.run(), 10.0)
+    assert counted == failures
