@@ -57,10 +57,19 @@ class Outgoing:
         }
         names = ", ".join(quote_identifier(name) for name in values)
         places = ", ".join(f"${number}" for number in range(1, len(values) + 1))
-        await self._connection.execute(
-            # The id is there already where a forgotten message came once more. No column is named: that would need
-            # SELECT on it, which a writer does not have, and the outbox has no other unique index.
-            f"INSERT INTO {self._table} ({names}) VALUES ({places}) ON CONFLICT DO NOTHING",
-            *values.values(),
-        )
+        insert = f"INSERT INTO {self._table} ({names}) VALUES ({places})"
+        # No column is named: that would need SELECT on it, which a writer does not have.
+        tag = await self._connection.execute(f"{insert} ON CONFLICT DO NOTHING", *values.values())
+        if tag == "INSERT 0 0":
+            await self._insert_again(insert, values)
         return event_id
+
+    async def _insert_again(self, insert: str, values: Mapping[str, Any]) -> None:
+        """The id is there already where a forgotten message came once more; any other unique index is the user's own, and
+        what stands against it is not to be passed over in silence."""
+        try:
+            async with self._connection.transaction():
+                await self._connection.execute(insert, *values.values())
+        except asyncpg.UniqueViolationError as error:
+            if not (error.constraint_name or "").endswith("_pkey"):
+                raise

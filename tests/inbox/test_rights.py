@@ -65,17 +65,37 @@ async def test_a_consumer_with_events_of_its_own_and_a_retention(inbox: Site, le
     assert consumer.metrics.messages[Outcome.DUPLICATE] == 2
 
 
-async def test_a_sidecar(inbox: Site, least_url: str) -> None:
-    table = TableName(None, "inbox")
-    mailbox = Mailbox(lambda: least_url, table, QUEUE)
-    message = read(
+def message_of(message_id: str) -> Message:
+    return read(
         consumer="inbox",
         body=b"{}",
-        properties=spec.Basic.Properties(message_id="m1"),
+        properties=spec.Basic.Properties(message_id=message_id),
         exchange="",
         routing_key=QUEUE,
         is_redelivered=False,
     )
+
+
+async def test_an_event_that_a_unique_index_of_the_users_refuses(inbox: Site, least_url: str) -> None:
+    """Only an event that is there by its id is passed over."""
+    await inbox.database.execute("CREATE UNIQUE INDEX one_of_each ON outbox (aggregate_id, event_type)")
+    service = await asyncpg.connect(least_url)
+    try:
+        for _ in range(2):
+            async with service.transaction():
+                await Outgoing(service, message_of("m1")).add("stock.reserved", {}, aggregate_id="42")
+        with pytest.raises(asyncpg.UniqueViolationError, match="one_of_each"):
+            async with service.transaction():
+                await Outgoing(service, message_of("m2")).add("stock.reserved", {}, aggregate_id="42")
+    finally:
+        await service.close(timeout=5)
+    assert await inbox.database.fetchval("SELECT count(*) FROM outbox") == 1
+
+
+async def test_a_sidecar(inbox: Site, least_url: str) -> None:
+    table = TableName(None, "inbox")
+    mailbox = Mailbox(lambda: least_url, table, QUEUE)
+    message = message_of("m1")
     await mailbox.check()
     assert [await mailbox.write([message]), await mailbox.write([message])] == [1, 0]
     assert (await mailbox.gauges()).pending == 1
