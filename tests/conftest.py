@@ -21,6 +21,7 @@ import asyncpg
 import hypothesis
 import pytest
 
+from relay.build import BUILD
 from relay.servers import PostgresServer, RabbitServer
 
 T = TypeVar("T")
@@ -37,6 +38,11 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 _numbers = itertools.count(1)
+
+
+def examples(count: int) -> int:
+    """Of a random test: fewer for the compiled build, for the sources have had all of them."""
+    return count // 5 if BUILD == "compiled" else count
 
 
 LONGEST = (

@@ -127,7 +127,9 @@ class Shared:
     def tell_standby(self, error: RelayError) -> None:
         """Another one works: the database has said so, and there is no link any more."""
         self.metrics.connected.update(database=True, broker=False)
-        self.readiness.remove("database")
+        self.metrics.queue_messages = {}
+        for reason in "database", "queues":
+            self.readiness.remove(reason)
         self.readiness.add("broker", "not connected while it stands by")
         self.tell_away("standby", error)
 
@@ -155,12 +157,15 @@ class Hand(ABC):
         self._owed: DeliveredMessage | None = None
         self._owed_outcomes: list[Outcome] = []
         self._late: asyncio.Task[None] | None = None
+        self.consumes = False
+        """It has its channel; before that there is nothing in hand."""
 
     async def run(self, connection: Connection) -> None:
         """Consume until the life is over; ends with what is in work. Raises BrokerUnavailable, and what `_take` does."""
         waking = asyncio.ensure_future(self._wake())
         try:
             await self._open(connection)
+            self.consumes = True
             self._life.join()
             while not self._life.is_over and (delivery := await self._hand.get()) is not None:
                 self._metrics.busy_workers += 1

@@ -41,10 +41,11 @@ PENDING_MAX: Final = 100_000
 
 @dataclass(frozen=True, slots=True)
 class Gauges:
-    """What waits in the table. `pending` and `parked` are counted to `PENDING_MAX`."""
+    """What waits in the table. `pending` and `parked` are counted to `PENDING_MAX`; `due_age_s` is of the row that is next."""
 
     pending: int
     oldest_age_s: float
+    due_age_s: float
     parked: int
 
 
@@ -124,7 +125,7 @@ class Mailbox:
                     await self._renew(connection)
                 async with connection.transaction():
                     row = await connection.fetchrow(self._gauges, PENDING_MAX, timeout=STATEMENT_TIMEOUT_S)
-            return Gauges(row["pending"], row["oldest_age_s"], row["parked"])
+            return Gauges(row["pending"], row["oldest_age_s"], row["due_age_s"], row["parked"])
 
     async def close(self) -> None:
         """Give the right back, so that nobody has to wait for its end."""

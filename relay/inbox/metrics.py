@@ -34,6 +34,11 @@ METRICS: tuple[Metric, ...] = (
     _metric(Kind.GAUGE, "connected", "1: connected", "peer", PEERS),
     _metric(Kind.GAUGE, "pending_rows", "`relay inbox run`: rows not done, parked ones included, counted to 100,000"),
     _metric(Kind.GAUGE, "oldest_pending_age_seconds", "`relay inbox run`: age of the oldest of them, 0 without any"),
+    _metric(
+        Kind.GAUGE,
+        "oldest_due_age_seconds",
+        "`relay inbox run`: since when the row that is next may be worked on, or 0",
+    ),
     _metric(Kind.GAUGE, "parked_rows", "`relay inbox run`: rows that need an operator"),
     _metric(Kind.COUNTER, "forgotten_total", "Old rows deleted by the retention"),
 )
@@ -59,9 +64,11 @@ class InboxMetrics:
         self.connected = dict.fromkeys(PEERS, False)
         self.pending_rows: int | None = None
         self.oldest_pending_age_seconds: float | None = None
+        self.oldest_due_age_seconds: float | None = None
         self.parked_rows: int | None = None
         self.forgotten = 0
 
     def forget_rows(self) -> None:
         """What is in the table is not known."""
-        self.pending_rows = self.oldest_pending_age_seconds = self.parked_rows = None
+        self.pending_rows = self.parked_rows = None
+        self.oldest_pending_age_seconds = self.oldest_due_age_seconds = None

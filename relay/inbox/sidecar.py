@@ -107,6 +107,7 @@ async def _watch(mailbox: Mailbox, shared: Shared, leave: Callable[[str], None])
         else:
             metrics.pending_rows, metrics.parked_rows = found.pending, found.parked
             metrics.oldest_pending_age_seconds = found.oldest_age_s
+            metrics.oldest_due_age_seconds = found.due_age_s
             if is_away:
                 shared.tell_database()
             is_away = False

@@ -140,7 +140,7 @@ class Station:
             await life.wait()
             if life.lasted_s >= STEADY_S:
                 self._failures = 0
-            await self._drain(tasks)
+            await self._drain(hands, tasks)
         finally:
             life.end("ended")
             # A question that is cut off in the middle is a warning in the driver's log.
@@ -166,20 +166,24 @@ class Station:
             self.metrics.reconnects += 1
         self._was_connected = True
 
-    async def _drain(self, tasks: Sequence[asyncio.Task[None]]) -> None:
+    async def _drain(self, hands: Sequence[Hand], tasks: Sequence[asyncio.Task[None]]) -> None:
         """The messages in work end: after a loss within their own time limit, after a stop, whenever it comes, within the
-        grace.
+        grace. A hand that still waits for its channel then has nothing in work.
         """
         ended = asyncio.wait(tasks, timeout=self._settings.time_limit_s + 1.0)
         await self._unless_stopped(ended)
         if not self._stopping.is_set():
             return
-        _, pending = await asyncio.wait(tasks, timeout=self._settings.grace_s)
-        if pending:
-            for task in pending:
+        for hand, task in zip(hands, tasks, strict=True):
+            if not hand.consumes:
                 task.cancel()
+        _, pending = await asyncio.wait(tasks, timeout=self._settings.grace_s)
+        busy = self.metrics.busy_workers
+        for task in pending:
+            task.cancel()
+        if busy:
             raise DrainIncomplete(
-                f"the grace of {self._settings.grace_s:g} s ran out with {len(pending)} messages in work",
+                f"the grace of {self._settings.grace_s:g} s ran out with {busy} messages in work",
                 hint="they are delivered again; their transactions were rolled back",
             )
 

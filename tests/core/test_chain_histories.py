@@ -10,6 +10,7 @@ from relay.core.chains import Chains
 from relay.core.ports.outbox import SHARDS
 from relay.core.settings import Ordering
 from relay.message import Row, State
+from tests.conftest import examples
 from tests.core.test_chains import INLINE, ROOM, learn, make_row
 
 KEYS = ["a", "a", "b", None]
@@ -314,4 +315,4 @@ TestHistories = Histories.TestCase
 TestPipelinedHistories = PipelinedHistories.TestCase
 TestUnorderedHistories = UnorderedHistories.TestCase
 for _case in (TestHistories, TestPipelinedHistories, TestUnorderedHistories):
-    _case.settings = settings(max_examples=150, stateful_step_count=60)
+    _case.settings = settings(max_examples=examples(150), stateful_step_count=60)

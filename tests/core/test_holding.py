@@ -10,6 +10,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from relay.core.holding import Holding, Walk
 from relay.core.ports.outbox import HeldKey, HeldPage
 from relay.message import Key
+from tests.conftest import examples
 
 A, B = ("", "a"), ("", "b")
 KEYS_MAX = 3
@@ -154,7 +155,7 @@ class Histories(RuleBasedStateMachine):
 
 
 TestHistories = Histories.TestCase
-TestHistories.settings = settings(max_examples=150, stateful_step_count=40)
+TestHistories.settings = settings(max_examples=examples(150), stateful_step_count=40)
 
 
 @pytest.mark.parametrize("keys_max", [1, 500])

@@ -10,6 +10,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from relay.core.leases import KEEP_LEASES, Leases
 from relay.core.ports.outbox import SHARDS, Claim, Renewal
+from tests.conftest import examples
 
 LEASE_S = 5.0
 MARGIN_S = 0.5
@@ -240,4 +241,4 @@ class Histories(RuleBasedStateMachine):
 
 
 TestHistories = Histories.TestCase
-TestHistories.settings = settings(max_examples=40, stateful_step_count=30)
+TestHistories.settings = settings(max_examples=examples(40), stateful_step_count=30)

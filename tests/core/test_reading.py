@@ -11,6 +11,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition,
 from relay.core.ports.outbox import Check, Page, PageRequest, Writer
 from relay.core.reading import Reading
 from relay.message import Row
+from tests.conftest import examples
 
 INLINE = 8192
 
@@ -606,4 +607,4 @@ class Histories(RuleBasedStateMachine):
 
 
 TestHistories = Histories.TestCase
-TestHistories.settings = settings(max_examples=300, stateful_step_count=50)
+TestHistories.settings = settings(max_examples=examples(300), stateful_step_count=50)

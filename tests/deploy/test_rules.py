@@ -35,7 +35,12 @@ OTHERS = {
 
 ALL_METRICS = (*METRICS, *INBOX_METRICS)
 TABLE_GAUGES = ("backlog_rows", "oldest_pending_age_seconds", "deferred_rows", "parked_rows", "held_keys", "newest_seq")
-INBOX_GAUGES = ("inbox_pending_rows", "inbox_oldest_pending_age_seconds", "inbox_parked_rows")
+INBOX_GAUGES = (
+    "inbox_pending_rows",
+    "inbox_oldest_pending_age_seconds",
+    "inbox_oldest_due_age_seconds",
+    "inbox_parked_rows",
+)
 
 needs_promtool = pytest.mark.skipif(shutil.which("promtool") is None, reason="needs promtool")
 

@@ -99,10 +99,20 @@ async def test_a_sidecar(inbox: Site, least_url: str) -> None:
     await mailbox.check()
     assert [await mailbox.write([message]), await mailbox.write([message])] == [1, 0]
     assert (await mailbox.gauges()).pending == 1
+    await inbox.database.execute("UPDATE inbox SET due_at = now() - interval '50 seconds', aggregate_id = '42'")
+    assert (await mailbox.gauges()).due_age_s == pytest.approx(50.0, abs=20.0)
+    # One of its key that comes after it, and may not go before it, is not due; nor is what is parked.
+    await mailbox.write([message_of("m2")])
+    await inbox.database.execute(
+        "UPDATE inbox SET due_at = now() - interval '1 day', aggregate_id = '42' WHERE message_id = 'm2'"
+    )
+    assert (await mailbox.gauges()).due_age_s < 100.0
+    await inbox.database.execute("UPDATE inbox SET parked_at = now() WHERE message_id = 'm1'")
+    assert (await mailbox.gauges()).due_age_s == 0.0
     await mailbox.close()
     await inbox.database.execute(f"UPDATE inbox SET done_at = {OLD}")
     purge = fill(sql_file("inbox/mailbox_purge.sql"), names_of(table))
-    assert await retention.forget(least_url, purge, (timedelta(days=15),), on_batch=lambda _: None) == 1
+    assert await retention.forget(least_url, purge, (timedelta(days=15),), on_batch=lambda _: None) == 2
 
 
 async def test_the_examples(inbox: Site, least_url: str) -> None:

@@ -56,6 +56,7 @@ class HangingHand(Hand):
     """A handler that hangs until it is cancelled."""
 
     async def run(self, connection: Connection) -> None:
+        self.consumes = True
         self._life.join()
         self._metrics.busy_workers += 1
         try:
@@ -65,6 +66,12 @@ class HangingHand(Hand):
 
     async def _take(self, delivery: Any) -> None:
         """Never asked."""
+
+
+class OpeningHand(HangingHand):
+    """One that opens its channel, as all do."""
+
+    run = Hand.run
 
 
 class LosingHand(HangingHand):
@@ -111,9 +118,9 @@ async def test_a_stop_while_a_lost_link_drains_is_bounded_by_the_grace(monkeypat
     draining = asyncio.Event()
     drain = place.station._drain
 
-    async def noted(tasks: Any) -> None:
+    async def noted(*given: Any) -> None:
         draining.set()
-        await drain(tasks)
+        await drain(*given)
 
     monkeypatch.setattr(place.station, "_drain", noted)
     place.links[0].lose()
@@ -124,7 +131,7 @@ async def test_a_stop_while_a_lost_link_drains_is_bounded_by_the_grace(monkeypat
     assert place.shared.metrics.busy_workers == 0
 
 
-@pytest.mark.parametrize("silent", ["database", "broker"])
+@pytest.mark.parametrize("silent", ["database", "broker", "channel"])
 async def test_a_stop_does_not_wait_for_a_server_that_does_not_answer(
     monkeypatch: pytest.MonkeyPatch, silent: str
 ) -> None:
@@ -132,12 +139,15 @@ async def test_a_stop_does_not_wait_for_a_server_that_does_not_answer(
     place = Place(monkeypatch, HangingHand)
     asked = asyncio.Event()
 
-    async def hang(*_: Any) -> Link:
+    async def hang(*_: Any, **__: Any) -> Link:
         asked.set()
         await asyncio.Event().wait()
         raise AssertionError("never")
 
-    if silent == "broker":
+    if silent == "channel":
+        place = Place(monkeypatch, OpeningHand, grace_s=3600.0)
+        monkeypatch.setattr(Link, "channel", hang)
+    elif silent == "broker":
         monkeypatch.setattr(station_module, "connect", hang)
     else:
         monkeypatch.setattr(place.station._backing, "check", hang)

@@ -12,14 +12,13 @@ from relay.core.reading import Reading
 from relay.errors import DatabaseRefused
 from relay.sessions import Group
 from tests.integration.relay import ALL, Relay, request
-from tests.integration.test_plans import instance_of, rows_touched
+from tests.integration.test_plans import page_arguments, rows_touched
 
 SENT = 100_000
 HELD_KEYS = 20_000
 INLINE = 8192
 
 SHARDS = f"'{{{','.join(map(str, range(ALL)))}}}'"
-CURSORS = f"'{{{','.join(['0'] * ALL)}}}'"
 
 
 async def test_no_page_walks_through_all_that_was_sent(
@@ -53,19 +52,8 @@ async def test_no_page_walks_through_all_that_was_sent(
         reading.on_page_took(0.1)
     assert found == [SENT // 2, SENT]
     await connection.execute("RESET statement_timeout")
-    touched, _ = await rows_touched(
-        relay,
-        Group.READER,
-        "page",
-        *["'{}'"] * 5,
-        SHARDS,
-        CURSORS,
-        str(SENT),
-        "50",
-        "1000",
-        str(INLINE),
-        instance_of(relay),
-    )
+    arguments = page_arguments(relay, 0, last_seq=SENT, limit=50, span=1000)
+    touched, _ = await rows_touched(relay, Group.READER, "page", *arguments)
     assert touched <= 1000 + ALL, "a plan's rows are rounded, a shard"
 
 
@@ -85,7 +73,7 @@ async def test_a_row_of_a_shard_with_very_many_held_keys_costs_one_look(
     page = await relay.page(request(range(ALL), probed=list(range(ALL))))
     assert len(page.rows) == 660
     assert set(page.blocked) == {row.seq for row in page.rows if row.aggregate_id and row.aggregate_id[0] == "h"}
-    values = [*["'{}'"] * 5, SHARDS, CURSORS, "1000000", "100", "1000000", str(INLINE), instance_of(relay)]
+    values = page_arguments(relay, 0, last_seq=1_000_000, limit=100, span=1_000_000)
     plain, _ = await rows_touched(relay, Group.READER, "page", *values)
     touched, indexes = await rows_touched(relay, Group.READER, "page_probed", *values, SHARDS)
     assert plain <= 660 + ALL, "a plan's rows are rounded, a shard"

@@ -51,11 +51,14 @@ def instance_of(relay: Relay) -> str:
     return f"'{relay._instance}'"
 
 
-def page_arguments(relay: Relay, cursor: int) -> list[str]:
+def page_arguments(
+    relay: Relay, cursor: int, last_seq: int = 200_000, limit: int = 5, span: int = 100_000, drawn: int = SEQ_MAX
+) -> list[str]:
+    """Those of `page.sql` for all shards; without writers."""
     shards = f"'{{{','.join(map(str, range(64)))}}}'"
     cursors = f"'{{{','.join([str(cursor)] * 64)}}}'"
-    bounds = ["200000", "5", "100000", "8192"]
-    return [*["'{}'"] * 5, shards, cursors, *bounds, instance_of(relay), str(cursor)]
+    bounds = map(str, (last_seq, limit, span, 8192))
+    return [*["'{}'"] * 5, shards, cursors, *bounds, instance_of(relay), str(drawn)]
 
 
 async def looks(relay: Relay, group: Group, name: str, *arguments: str) -> list[dict[str, Any]]:
@@ -102,12 +105,10 @@ async def a_page_looks_at_the_rows_that_it_brings(relay: Relay) -> None:
 
 
 async def a_poll_that_finds_nothing_descends_nowhere(relay: Relay) -> None:
-    arguments = page_arguments(relay, 100_000 + PENDING)
-    descents = [node["Actual Loops"] for node in await looks(relay, Group.READER, "page", *arguments)]
-    assert descents == [0]
-    arguments[-1] = str(SEQ_MAX)
-    descents = [node["Actual Loops"] for node in await looks(relay, Group.READER, "page", *arguments)]
-    assert descents == [64]
+    newest = 100_000 + PENDING
+    for drawn, descents in (newest, [0]), (SEQ_MAX, [64]):
+        found = await looks(relay, Group.READER, "page", *page_arguments(relay, newest, drawn=drawn))
+        assert [node["Actual Loops"] for node in found] == descents
 
 
 async def a_claim_looks_at_no_event(relay: Relay) -> None:

@@ -495,7 +495,7 @@ async def test_a_page_costs_the_same_whatever_there_is_aside(
     )
     await session.execute(f"PREPARE explained AS {statement}")
     shards = f"'{{{','.join(map(str, range(ALL)))}}}', '{{{','.join(['0'] * ALL)}}}'"
-    arguments = f"'{{}}', '{{}}', '{{}}', '{{}}', '{{}}', {shards}, {2**40}, 4, {2**40}, 16384, '{relay._instance}'"
+    arguments = f"'{{}}', '{{}}', '{{}}', '{{}}', '{{}}', {shards}, {2**40}, 4, {2**40}, 16384, '{relay._instance}', 0"
 
     async def blocks() -> int:
         (record,) = await session.fetch(f"EXPLAIN (ANALYZE, BUFFERS, FORMAT JSON) EXECUTE explained({arguments})")

@@ -15,7 +15,7 @@ from .batch import Tally, play_all, play_some
 from .outbox import FakeOutbox
 from .shrink import failure, shrink
 
-SEEDS = 500
+SEEDS = 300
 LONG_SEEDS = 3000
 
 
