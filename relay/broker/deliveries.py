@@ -29,6 +29,11 @@ class Undecodable(DeliveredMessage):
     fault: str
 
 
+async def not_by_the_driver(_: DeliveredMessage) -> None:
+    """What a consumer is called by aiormq, which brings it nothing."""
+    raise AssertionError("the wire takes every delivery")
+
+
 class Deliveries:
     """Of one channel that only consumes; `receive` gets each of them whole and must not raise."""
 

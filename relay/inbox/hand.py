@@ -21,7 +21,7 @@ from typing import Final
 import aiormq
 from aiormq.abc import AbstractChannel, DeliveredMessage
 
-from relay.broker.deliveries import Deliveries, Undecodable
+from relay.broker.deliveries import Deliveries, Undecodable, not_by_the_driver
 from relay.errors import BrokerUnavailable, RelayError
 from relay.http import Readiness
 from relay.inbox.breaker import Breaker
@@ -198,7 +198,7 @@ class Hand(ABC):
                 channel.on_consumer_cancel_callbacks.add(self._on_cancel)
                 await channel.basic_qos(prefetch_count=self._settings.prefetch)
                 connection.wire.deliver(Deliveries(channel, self._receive), channel.number)
-                self._tag = (await channel.basic_consume(self._shared.queue, _not_by_the_driver)).consumer_tag
+                self._tag = (await channel.basic_consume(self._shared.queue, not_by_the_driver)).consumer_tag
         except (aiormq.AMQPError, RuntimeError, OSError, TimeoutError) as error:
             raise BrokerUnavailable(
                 f"cannot consume {self._shared.queue}: {str(error) or 'no answer in time'}"
@@ -398,10 +398,6 @@ def tag_of(delivery: DeliveredMessage) -> int:
     tag = delivery.delivery_tag
     assert tag is not None, "a delivery without a tag"
     return tag
-
-
-async def _not_by_the_driver(_: DeliveredMessage) -> None:
-    raise AssertionError("the wire takes every delivery")
 
 
 def iso_now() -> str:

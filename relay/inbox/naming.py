@@ -1,7 +1,8 @@
-"""What is named after the inbox table. Pure; without a driver, so that a migration is printed without one."""
+"""What is named after the inbox table, and the part of its SQL that more than one statement has. No connection is needed."""
 
 from __future__ import annotations
 
+from relay.database import fill, sql_file
 from relay.values import TableName
 
 
@@ -11,6 +12,7 @@ def channel_of(table: TableName) -> str:
 
 
 def names_of(table: TableName) -> dict[str, str]:
-    """The names that the SQL files leave open."""
+    """What the SQL files leave open."""
     functions = {name: table.derived(f"_{name}") for name in ("claim", "done", "failed", "redrive", "discard")}
-    return {"table": table.quoted, "writer": table.derived("_writer"), **functions}
+    names = {"table": table.quoted, "writer": table.derived("_writer"), **functions}
+    return names | {"claimable": fill(sql_file("parts/claimable.sql"), names).rstrip()}

@@ -19,7 +19,7 @@ from typing import Final
 from aiormq import spec
 from aiormq.abc import AbstractChannel, DeliveredMessage
 
-from relay.broker.deliveries import Deliveries, Undecodable
+from relay.broker.deliveries import Deliveries, Undecodable, not_by_the_driver
 from relay.errors import BrokerUnavailable
 from relay.redrive.choice import Taken
 from relay.redrive.session import ANSWER_TIMEOUT_S, Session
@@ -95,7 +95,7 @@ class Source:
         self._consumers += 1
         await self._session.answer(self._channel.basic_qos(prefetch_count=self._prefetch), "a prefetch")
         consume = self._channel.basic_consume(
-            self._queue, _not_by_the_driver, consumer_tag=_consumer_tag(self._consumers)
+            self._queue, not_by_the_driver, consumer_tag=_consumer_tag(self._consumers)
         )
         await self._session.answer(consume, "a consumer")
 
@@ -116,7 +116,3 @@ class Source:
 def _consumer_tag(number: int) -> str:
     """What consumers have is given back in the order of their tags."""
     return f"redrive-{number:06}"
-
-
-async def _not_by_the_driver(_: DeliveredMessage) -> None:
-    raise AssertionError("the wire takes every delivery")

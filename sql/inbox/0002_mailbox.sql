@@ -4,8 +4,8 @@
 --          one transaction. A claimed row is a locked row: a crash gives it back.
 -- Locks:   new objects only; one transaction, under the same advisory lock as 0001.
 -- Caller:  relay/inbox/migrate.py, which sends this text or prints it; it may be run again, and replaces the functions.
---          {table}, {writer} and the functions' names are quoted, {channel_text} is the doorbell's channel as a literal, {mark_text}
---          the comment by which the table is known again, {grants} the rights of a role or empty.
+--          {claimable} is parts/claimable.sql; {table}, {writer} and the functions' names are quoted, {channel_text} is the
+--          doorbell's channel as a literal, {mark_text} the comment by which the table is known again, {grants} the rights of a role or empty.
 -- Errors:  RLY01 another table of that name.
 BEGIN ISOLATION LEVEL READ COMMITTED, READ WRITE;
 SET LOCAL lock_timeout = '2s';
@@ -71,11 +71,7 @@ END $migration$;
 CREATE OR REPLACE FUNCTION {claim}(at_most int DEFAULT 1) RETURNS SETOF {table}
 LANGUAGE sql VOLATILE AS $body$
     SELECT head.* FROM {table} head
-     WHERE head.done_at IS NULL AND head.parked_at IS NULL AND head.due_at <= now()
-       AND NOT EXISTS (SELECT FROM {table} earlier
-                        WHERE earlier.aggregate_type = head.aggregate_type
-                          AND earlier.aggregate_id = head.aggregate_id
-                          AND earlier.seq < head.seq AND earlier.done_at IS NULL)
+     WHERE {claimable}
      ORDER BY head.seq LIMIT at_most FOR UPDATE OF head SKIP LOCKED
 $body$;
 

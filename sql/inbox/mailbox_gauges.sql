@@ -1,5 +1,5 @@
 -- How much waits: unfinished rows up to $1, the age of the oldest, how many of them are parked, and since when the one that
--- is next (as in 0002_mailbox.sql's claim) may be worked on: a row behind a parked one of its key may not.
+-- is next may be worked on ({claimable} is parts/claimable.sql).
 --
 -- Values:  $1 where the count ends.
 -- Locks:   none.
@@ -9,10 +9,6 @@ SELECT count(*) AS pending,
        coalesce(extract(epoch FROM now() - min(received_at)), 0)::float8 AS oldest_age_s,
        count(*) FILTER (WHERE parked_at IS NOT NULL) AS parked,
        coalesce((SELECT extract(epoch FROM now() - head.due_at) FROM {table} head
-                  WHERE head.done_at IS NULL AND head.parked_at IS NULL AND head.due_at <= now()
-                    AND NOT EXISTS (SELECT FROM {table} earlier
-                                     WHERE earlier.aggregate_type = head.aggregate_type
-                                       AND earlier.aggregate_id = head.aggregate_id
-                                       AND earlier.seq < head.seq AND earlier.done_at IS NULL)
+                  WHERE {claimable}
                   ORDER BY head.seq LIMIT 1), 0)::float8 AS due_age_s
   FROM (SELECT received_at, parked_at FROM {table} WHERE done_at IS NULL LIMIT $1) waiting

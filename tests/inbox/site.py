@@ -11,8 +11,10 @@ from typing import Any
 import aio_pika
 import asyncpg
 from aio_pika.abc import AbstractIncomingMessage
+from aiormq import spec
 
 from relay.inbox import Consumer, ConsumerSettings, Handler, Message, RetryPolicy, migrate
+from relay.inbox.message import read
 from relay.inbox.outcome import RetryBudget
 from relay.properties import ExactProperties, copied
 from relay.topology import names
@@ -208,3 +210,25 @@ async def open_site(database_url: str, amqp_url: str) -> AsyncIterator[Site]:
             for consumer in list(here.running):
                 await here.kill(consumer)
             await here.database.close(timeout=5)
+
+
+def message_of(message_id: str) -> Message:
+    """As the sidecar reads one off the queue."""
+    return read(
+        consumer="inbox",
+        body=b"{}",
+        properties=spec.Basic.Properties(message_id=message_id),
+        exchange="",
+        routing_key=QUEUE,
+        is_redelivered=False,
+    )
+
+
+async def fill(inbox: Site, *ids: str, key: str | None = None) -> None:
+    """Rows as the sidecar writes them, into the inbox table."""
+    await inbox.database.execute(
+        "INSERT INTO inbox (message_id, queue, event_type, schema_version, aggregate_type, aggregate_id, payload,"
+        " headers, exchange, routing_key) SELECT id, 'q', 't', 1, '', $2, '', '{}', '', '' FROM unnest($1::text[]) id",
+        list(ids),
+        key,
+    )

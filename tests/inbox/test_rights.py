@@ -10,19 +10,17 @@ from pathlib import Path
 
 import asyncpg
 import pytest
-from aiormq import spec
 
 from relay import migrate as outbox
 from relay.database import fill, sql_file
 from relay.inbox import Message, Order, Outcome, Outgoing, migrate, retention
 from relay.inbox.mailbox import Mailbox
-from relay.inbox.message import read
 from relay.inbox.naming import names_of
 from relay.servers import PostgresServer
 from relay.topology import names
 from relay.values import TableName
 from tests.conftest import eventually
-from tests.inbox.site import QUEUE, Site, apply
+from tests.inbox.site import QUEUE, Site, apply, message_of
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 OLD = "now() - interval '30 days'"
@@ -63,17 +61,6 @@ async def test_a_consumer_with_events_of_its_own_and_a_retention(inbox: Site, le
     await inbox.effects_are({"m1": 2, "m2": 1})
     assert await inbox.database.fetchval("SELECT count(*) FROM outbox") == 2
     assert consumer.metrics.messages[Outcome.DUPLICATE] == 2
-
-
-def message_of(message_id: str) -> Message:
-    return read(
-        consumer="inbox",
-        body=b"{}",
-        properties=spec.Basic.Properties(message_id=message_id),
-        exchange="",
-        routing_key=QUEUE,
-        is_redelivered=False,
-    )
 
 
 async def test_an_event_that_a_unique_index_of_the_users_refuses(inbox: Site, least_url: str) -> None:
