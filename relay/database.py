@@ -38,6 +38,10 @@ Connection: TypeAlias = asyncpg.Connection
 CONNECT_TIMEOUT_S = 10.0
 """To open a session unless the URL has a `connect_timeout`: a half-open socket must not hold a start up."""
 
+ANSWER_TIMEOUT_S = 90.0
+"""For one command, BEGIN and COMMIT too, that says nothing else: above every statement_timeout of ours, so that a session
+which hangs without being closed holds nobody for ever."""
+
 CLOSE_TIMEOUT_S = 2.0
 """For the goodbye; the server notices a closed socket anyway."""
 
@@ -89,10 +93,12 @@ async def connect(
     target: DatabaseTarget | str,
     *,
     application_name: str | None = None,
+    answer_timeout_s: float | None = ANSWER_TIMEOUT_S,
     statement_cache_size: int = 0,
     connection_class: type[Connection] = asyncpg.Connection,
 ) -> Connection:
-    """Open a session. `target` is a configured target or a plain PostgreSQL URL.
+    """Open a session. `target` is a configured target or a plain PostgreSQL URL. A command that was not answered
+    within `answer_timeout_s`, or its own, raises TimeoutError (None: without end, where others watch over it).
 
     Nothing but the application's name goes into the startup packet (a pooling proxy refuses other settings),
     and by default no statement is kept prepared by name. Raises DatabaseUnavailable (try again) and DatabaseRefused
@@ -103,6 +109,7 @@ async def connect(
         return await asyncpg.connect(
             dsn,
             timeout=CONNECT_TIMEOUT_S if timeout is None else timeout,
+            command_timeout=answer_timeout_s,
             statement_cache_size=statement_cache_size,
             connection_class=connection_class,
             server_settings={"application_name": application_name or f"outbox-relay {__version__}"},

@@ -171,7 +171,7 @@ class Sessions:
         try:
             found: dict[Group, Any] = {}
             for group in Group:
-                connection = await connect(target, application_name=f"outbox-relay {group} {name}")
+                connection = await _connect(target, group, name)
                 opened.append(connection)
                 with mapped_errors(connecting=True):
                     found[group] = await self._probe(connection)
@@ -200,7 +200,7 @@ class Sessions:
     async def _session(self, connection: Connection, pid: int) -> Session:
         if self.is_direct:
             with mapped_errors(connecting=True):
-                await connection.execute(self._session_settings(), timeout=READ_DEADLINE_S)
+                await connection.execute(self._session_settings())
         return Session(connection, pid, self.is_direct, self.begin_read(READ_DEADLINE_S * 0.8))
 
     def watch(self, on_lost: Callable[[str], None]) -> None:
@@ -218,7 +218,6 @@ class Sessions:
                 " pg_postmaster_start_time()::text AS server, current_setting('server_version_num')::int AS version,"
                 " $1::tid[], $2::bool[], $3::smallint[], $4::int[], $5::bigint[], $6::float8[]",
                 *([[]] * 6),
-                timeout=READ_DEADLINE_S,
             )
 
     def _listener(self, group: Group, session: Session) -> Callable[[Connection], None]:
@@ -299,7 +298,7 @@ class Sessions:
         assert self._database is not None, "opened before"
         connection: Connection | None = None
         try:
-            connection = await connect(self._database(), application_name=f"outbox-relay {Group.SETTLER} {self._name}")
+            connection = await _connect(self._database(), Group.SETTLER, self._name)
             with mapped_errors(connecting=True):
                 record = await self._probe(connection)
             is_same = record["server"] == self._server and not record["is_standby"]
@@ -397,6 +396,10 @@ class Sessions:
             " SET SESSION lock_timeout = 0; SET SESSION idle_in_transaction_session_timeout = 0;"
             " SET SESSION idle_session_timeout = 0"
         )
+
+
+async def _connect(target: DatabaseTarget, group: Group, name: str) -> Connection:
+    return await connect(target, application_name=f"outbox-relay {group} {name}", answer_timeout_s=READ_DEADLINE_S)
 
 
 def _means_lost(refused: DatabaseRefused) -> bool:

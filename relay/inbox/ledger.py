@@ -177,6 +177,8 @@ class AsyncpgLedger:
             connection: WatchedConnection = await connect(
                 self._target(),
                 application_name="outbox-relay inbox",
+                # A handler's statements are its own; the message's time limit holds for all of them.
+                answer_timeout_s=None,
                 statement_cache_size=self._statements_max,
                 connection_class=WatchedConnection,
             )

@@ -28,7 +28,8 @@ from relay.inbox.station import Standby
 from relay.urls import DatabaseTarget
 from relay.values import TableName
 
-STATEMENT_TIMEOUT_S: Final = 30.0
+ANSWER_TIMEOUT_S: Final = 30.0
+"""For one command, BEGIN and COMMIT too: a batch waits no longer for a session that hangs."""
 
 RELEASE_TIMEOUT_S: Final = 2.0
 
@@ -75,7 +76,9 @@ class Mailbox:
         async with self._lock:
             connection = self._connection
             if connection is None or connection.is_closed():
-                connection = await connect(self._target(), application_name="outbox-relay inbox")
+                connection = await connect(
+                    self._target(), application_name="outbox-relay inbox", answer_timeout_s=ANSWER_TIMEOUT_S
+                )
             # Kept while another one has the right, and with it; after any other failure it is in doubt.
             self._connection = None
             try:
@@ -93,12 +96,10 @@ class Mailbox:
 
     async def _prepare(self, connection: Connection) -> None:
         for name in self._tables:
-            if await connection.fetchval("SELECT to_regclass($1)", name, timeout=STATEMENT_TIMEOUT_S) is None:
+            if await connection.fetchval("SELECT to_regclass($1)", name) is None:
                 raise SchemaMissing(f"there is no table {name}", hint="relay inbox migrate")
         is_direct = connection.get_server_pid() == await connection.fetchval("SELECT pg_backend_pid()")
-        said = await connection.execute(
-            self._claim, self._queue, self._owner, LEASE, is_direct, timeout=STATEMENT_TIMEOUT_S
-        )
+        said = await connection.execute(self._claim, self._queue, self._owner, LEASE, is_direct)
         self._demand_right(said)
 
     async def write(self, messages: Sequence[Message]) -> int:
@@ -110,7 +111,7 @@ class Mailbox:
             connection = self._open_connection()
             async with connection.transaction():
                 await self._renew(connection)
-                said = await connection.execute(self._insert, self._queue, *columns, timeout=STATEMENT_TIMEOUT_S)
+                said = await connection.execute(self._insert, self._queue, *columns)
                 fresh = int(str(said).rpartition(" ")[2])
                 if fresh:
                     await connection.execute("SELECT pg_notify($1, '')", channel_of(self._table))
@@ -124,7 +125,7 @@ class Mailbox:
                 async with connection.transaction():
                     await self._renew(connection)
                 async with connection.transaction():
-                    row = await connection.fetchrow(self._gauges, PENDING_MAX, timeout=STATEMENT_TIMEOUT_S)
+                    row = await connection.fetchrow(self._gauges, PENDING_MAX)
             return Gauges(row["pending"], row["oldest_age_s"], row["due_age_s"], row["parked"])
 
     async def close(self) -> None:
@@ -137,9 +138,7 @@ class Mailbox:
             await close(connection)
 
     async def _renew(self, connection: Connection, lease: timedelta = LEASE) -> None:
-        self._demand_right(
-            await connection.execute(self._hold, self._queue, self._owner, lease, timeout=STATEMENT_TIMEOUT_S)
-        )
+        self._demand_right(await connection.execute(self._hold, self._queue, self._owner, lease))
 
     def _demand_right(self, said: object) -> None:
         """By what PostgreSQL said of the one row that would have been changed."""

@@ -15,6 +15,8 @@ from urllib.parse import unquote, urlsplit
 import asyncpg
 import pytest
 
+from relay.database import DRIVER_ERRORS
+from relay.inbox import mailbox as mailbox_module
 from relay.inbox.mailbox import Mailbox
 from relay.inbox.station import Standby
 from relay.servers import RabbitServer
@@ -24,6 +26,7 @@ from tests.conftest import eventually
 from tests.e2e.conftest import Daemon, command
 from tests.inbox.site import QUEUE, Site, fill, message_of
 from tests.pooler import IS_INSTALLED, Pooler
+from tests.proxy import COMMIT, Proxy, Side, Trap
 
 ROOT = Path(__file__).parents[2]
 
@@ -309,6 +312,33 @@ async def test_who_has_lost_the_right_to_write_writes_nothing(inbox: Site) -> No
     finally:
         await first.close()
         await second.close()
+
+
+@pytest.mark.parametrize("amid", [b"BEGIN;", b"INSERT INTO", COMMIT[:-1]], ids=["begin", "insert", "commit"])
+async def test_a_session_that_hangs_holds_no_batch_for_ever(
+    inbox: Site, monkeypatch: pytest.MonkeyPatch, amid: bytes
+) -> None:
+    """Half open: nobody closes it, and no request to cancel arrives either. The same batch goes by another session."""
+    monkeypatch.setattr(mailbox_module, "ANSWER_TIMEOUT_S", 0.5)
+    message = message_of("m1")
+    async with Proxy(inbox.database_url) as proxy:
+        mailbox = Mailbox(lambda: proxy.url, TableName(None, "inbox"), QUEUE)
+        try:
+            await mailbox.check()
+            sprung = proxy.trap(Trap(Side.CLIENT, amid, proxy.half_open))
+            writing = asyncio.ensure_future(mailbox.write([message]))
+            assert (await asyncio.wait((writing,), timeout=20))[0] and sprung.is_set()
+            with pytest.raises(DRIVER_ERRORS):
+                await writing
+            await mailbox.abandon()
+            proxy.heal()
+            proxy.cut()
+            await inbox.database.execute("UPDATE inbox_writer SET leased_until = now() - interval '1 second'")
+            await mailbox.check()
+            assert await mailbox.write([message]) == 1
+        finally:
+            await mailbox.close()
+    assert await rows(inbox) == ["m1"]
 
 
 @pytest.mark.parametrize("has_messages", [True, False])

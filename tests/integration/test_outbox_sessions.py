@@ -8,10 +8,11 @@ from collections.abc import Callable, Sequence
 import asyncpg
 import pytest
 
-from relay import migrate
+from relay import migrate, sessions
 from relay.core.ports.outbox import Armed, Writer
 from relay.errors import (
     DatabaseLost,
+    DatabaseUnavailable,
     SchemaMissing,
 )
 from relay.outbox_sql import texts
@@ -19,6 +20,7 @@ from relay.servers import PostgresServer
 from relay.sessions import Group
 from tests.conftest import eventually
 from tests.integration.relay import ALL, Relay, insert, parked
+from tests.proxy import Proxy, Side, Trap
 
 # ---------------------------------------------------------------- the doorbell
 
@@ -132,6 +134,23 @@ async def test_a_server_that_answers_no_more(postgres_server: PostgresServer, st
         await relay.close()
     finally:
         postgres_server.thaw()
+
+
+@pytest.mark.parametrize("amid", [b"BEGIN;", b"SELECT pg_backend_pid"], ids=["begin", "probe"])
+async def test_a_session_that_hangs_while_it_is_opened(
+    database_url: str, database: asyncpg.Connection, monkeypatch: pytest.MonkeyPatch, amid: bytes
+) -> None:
+    """Half open: nobody closes it, and no request to cancel arrives either."""
+    monkeypatch.setattr(sessions, "READ_DEADLINE_S", 0.5)
+    async with Proxy(database_url) as proxy:
+        relay = Relay(proxy.url, "a")
+        sprung = proxy.trap(Trap(Side.CLIENT, amid, proxy.half_open))
+        with pytest.raises(DatabaseUnavailable):
+            await asyncio.wait_for(relay.start(), 20)
+        assert sprung.is_set()
+        proxy.heal()
+        await relay.start()
+        await relay.close()
 
 
 async def test_a_call_that_is_given_up_midway_loses_the_sessions(
