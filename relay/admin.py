@@ -2,7 +2,7 @@
 
 The states are those of the contract: `pending` rows wait for a relay, `deferred` ones for their next attempt or for
 their own time (these are the `scheduled` ones of them), `parked` rows need an operator. The backlog counts the
-pending, the held, and the deferred that are not scheduled.
+pending, the held, and the deferred that are not scheduled; a scheduled row whose time has come is pending.
 """
 
 from __future__ import annotations
@@ -134,17 +134,18 @@ def _status(
     meta: Mapping[str, Any],
 ) -> Status:
     rows = {kind: sum(row["rows"] for row in aside if row["aside"] == kind) for kind in _ASIDE}
-    waiting = [row for row in aside if row["aside"] in ("deferred", "held")]
+    waiting = [row for row in aside if row["aside"] in ("deferred", "held", "scheduled")]
     ages = [row["since_s"] for row in waiting if row["since_s"] is not None]
     if backlog["oldest_age_s"] is not None:
         ages.append(backlog["oldest_age_s"])
     due = [
         row["due_in_s"] for row in aside if row["aside"] in ("deferred", "scheduled") and row["due_in_s"] is not None
     ]
-    scheduled = rows["scheduled"] + backlog["unread_scheduled_rows"]
-    pending = max(backlog["pending_rows"], backlog["estimate"] or 0)
+    overdue = sum(row["overdue"] for row in aside)
+    scheduled = rows["scheduled"] - overdue + backlog["unread_scheduled_rows"]
+    pending = max(backlog["pending_rows"], backlog["estimate"] or 0) + overdue
     unknown = {row["aside"]: row["rows"] for row in aside if row["aside"] not in _ASIDE}
-    others = pending + sum(rows.values()) + sum(unknown.values())
+    others = pending - overdue + sum(rows.values()) + sum(unknown.values())
     return Status(
         table=str(schema.table),
         schema_version=schema.version,

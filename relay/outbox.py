@@ -416,7 +416,7 @@ class PostgresOutbox:
             pending = max(pending, found["estimate"] or 0)
         scheduled = found["scheduled"] + found["unread_scheduled"]
         return Backlog(
-            backlog_rows=pending + found["deferred"] + found["held"],
+            backlog_rows=pending + found["overdue"] + found["deferred"] + found["held"],
             is_estimated=found["is_capped"] or found["is_aside_capped"],
             oldest_pending_age_s=found["oldest_age_s"],
             deferred_rows=found["deferred"] + scheduled,

@@ -57,14 +57,15 @@ class Stall:
     def look(self, link: Link | None, now: float) -> None:
         engine = self._engine
         pressure = engine.metrics.backpressure
-        if engine.is_blocked or engine.is_paused or engine.is_stopping or pressure.is_active("rate"):
+        if engine.is_blocked or engine.is_paused or engine.is_stopping:
             self.end()
             return
         if link is None:
             return
         is_nacked = now - self._nacked_at <= NACK_MEMORY_S
         chains = engine.chains
-        if not (is_nacked or link.in_flight or chains.ready or chains.backing_off):
+        is_due = not pressure.is_active("rate") and (chains.ready or chains.backing_off)
+        if not (is_nacked or link.in_flight or is_due):
             self.end()
             return
         self.on_due(now)

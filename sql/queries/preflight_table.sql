@@ -36,9 +36,9 @@ SELECT pg_backend_pid() AS pid,
             ('SELECT, INSERT, UPDATE, DELETE on {relay}',
              has_table_privilege({relay_text}, 'SELECT') AND has_table_privilege({relay_text}, 'INSERT')
              AND has_table_privilege({relay_text}, 'UPDATE') AND has_table_privilege({relay_text}, 'DELETE')),
-            ('SELECT, INSERT, DELETE on {fault}',
+            ('SELECT, INSERT, UPDATE, DELETE on {fault}',
              has_table_privilege({fault_text}, 'SELECT') AND has_table_privilege({fault_text}, 'INSERT')
-             AND has_table_privilege({fault_text}, 'DELETE')),
+             AND has_table_privilege({fault_text}, 'UPDATE') AND has_table_privilege({fault_text}, 'DELETE')),
             ('EXECUTE on {bell_wait}', has_function_privilege(to_regproc({bell_wait_text})::oid, 'EXECUTE'))
         ) t(what, has_it) WHERE NOT has_it) AS missing_rights
 FROM pg_class c WHERE c.oid = $1

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import Sequence
 
 import pytest
 
-from relay.core.ports.broker import Closed, Rejection
+from relay.core.ports.broker import Closed, Link, LinkListener, Rejection
 from relay.core.settings import EngineSettings
-from relay.message import Aside, Row
+from relay.errors import BrokerUnavailable
+from relay.message import Aside, PayloadType, Row
 from relay.publisher import NACKS_MAX
 from relay.quarantine import WARY_S
-from tests.core.parts import Parts, eventually, make_row, turns
+from tests.core.parts import Parts, TestedLink, eventually, make_row, turns
 
 # ---------------------------------------------------------------- the publisher
 
@@ -129,6 +131,56 @@ async def test_blocked_publishes_nothing_and_settles_late_confirms() -> None:
     assert parts.link.sent == rows
 
 
+async def test_paused_publishes_nothing_of_what_was_read_before() -> None:
+    parts = Parts()
+    rows = [make_row(1, "a"), make_row(2, "b")]
+    parts.engine.admit(rows)
+    parts.engine.is_paused = True
+    parts.turn()
+    assert parts.link.sent == []
+    parts.engine.is_paused = False
+    parts.turn()
+    assert parts.link.sent == rows
+
+
+async def test_a_confirms_time_is_the_databases() -> None:
+    """Alerts hold it against the time of day; the engine's own clock runs from the machine's start."""
+    parts = Parts()
+    parts.engine.database_time.observe(1.7e9, parts.clock.now())
+    parts.pass_time(50.0)
+    parts.confirm(make_row(1))
+    parts.publisher.watch()
+    assert parts.engine.metrics.last_confirm_timestamp_seconds == pytest.approx(1.7e9 + 50.0)
+
+
+@pytest.mark.parametrize("is_refused", [True, False], ids=["refused", "closed at once"])
+async def test_a_broker_that_stays_away_is_tried_less_and_less(
+    is_refused: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Never a storm: 0.1 s at first, some seconds in the end, whether it takes no connection or ends each one at once."""
+    parts = Parts()
+    waits: list[float] = []
+
+    async def sleep(seconds: float) -> None:
+        await asyncio.sleep(0)
+        waits.append(seconds)
+
+    async def connect(listener: LinkListener, payload_type: PayloadType) -> Link:
+        await asyncio.sleep(0)
+        if is_refused:
+            raise BrokerUnavailable("nobody listens")
+        link = TestedLink(listener)
+        asyncio.get_running_loop().call_soon(link.cut)
+        return link
+
+    monkeypatch.setattr(parts.clock, "sleep", sleep)
+    monkeypatch.setattr(parts.publisher._broker, "connect", connect)
+    async with parts.running(parts.publisher.run_link()):
+        await eventually(lambda: len(waits) >= 12)
+    assert waits[0] < 0.5
+    assert min(waits[8:]) >= 2.5
+
+
 async def test_readiness_does_not_repeat_what_a_broker_says_of_a_row() -> None:
     """Its text may name the row's exchange or routing key, and anybody may ask /readyz."""
     parts = Parts()
@@ -183,6 +235,25 @@ async def test_a_mute_broker_is_stalled_and_much_later_its_link_is_rebuilt_with_
         waited.append(parts.clock.now() - began)
         assert "stalled" not in dict(parts.engine.readiness.reasons)
     assert waited == [300.0, 600.0]
+
+
+async def test_a_mute_broker_is_stalled_under_a_maximum_rate_too() -> None:
+    """What goes out at the rate's pace is owed an answer like anything else; what waits for the rate is not late."""
+    parts = Parts(EngineSettings(confirm_timeout_s=30.0, rate_max=2.0))
+    rows = [make_row(seq, f"k{seq}") for seq in range(1, 400)]
+    parts.engine.admit(rows)
+    stalled = []
+    for second in range(80):
+        parts.turn()
+        parts.turn()
+        assert parts.engine.metrics.backpressure.is_active("rate")
+        if second < 40:
+            for row in list(parts.link.open.values()):
+                parts.link.ack(row)
+        parts.pass_time(1.0)
+        parts.publisher.watch()
+        stalled.append("stalled" in dict(parts.engine.readiness.reasons))
+    assert 69 <= stalled.index(True) <= 71 and all(stalled[71:])
 
 
 async def test_a_broker_that_only_nacks_is_stalled_until_it_takes_something(caplog: pytest.LogCaptureFixture) -> None:

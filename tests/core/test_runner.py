@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from random import Random
 from typing import Any
 
-from relay.core.ports.outbox import Armed, Check, Claim, Due, Held, Page, Settled
+import pytest
+
+from relay import runner
+from relay.core.ports.outbox import Armed, Check, Claim, Due, Held, OutboxInfo, Page, Settled
 from relay.core.settings import EngineSettings
 from relay.engine import Engine, Signal
+from relay.errors import DatabaseUnavailable
 from relay.http import Readiness
 from relay.logs import Log
 from relay.message import Row
@@ -117,6 +121,32 @@ async def test_a_reconnect_counts_once_it_is_made() -> None:
         assert reconnects["broker"] == 0
         await eventually(lambda: len(relay.broker.links) == 2)
         assert reconnects == {"database": 1, "broker": 1}
+
+
+async def test_a_database_that_stays_away_is_tried_less_and_less(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Never a storm: as the ladder has it (tests/core/test_ladder.py), also where each session is lost as soon as it is open."""
+    relay = RunningRelay(check=Check(1, [], 5000.0), page=Page([], []))
+    failures: list[int] = []
+    tries = 0
+
+    def backoff(count: int, roll: float) -> float:
+        failures.append(count)
+        return 0.1
+
+    async def open_(on_ring: object, on_lost: Callable[[str], None]) -> OutboxInfo:
+        nonlocal tries
+        tries += 1
+        await asyncio.sleep(0)
+        if tries < 8:
+            raise DatabaseUnavailable("nobody listens")
+        asyncio.get_running_loop().call_soon(on_lost, "gone again")
+        return INFO
+
+    monkeypatch.setattr(runner, "reconnect_backoff", backoff)
+    monkeypatch.setattr(relay.outbox, "open", open_)
+    async with relay_running(relay):
+        await eventually(lambda: tries >= 16)
+    assert failures[:14] == list(range(1, 15))
 
 
 async def test_the_broker_is_not_said_to_be_away_before_it_was_tried() -> None:

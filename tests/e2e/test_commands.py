@@ -196,13 +196,14 @@ async def test_status_counts_the_states(site: Site) -> None:
         "INSERT INTO outbox (id, event_type, aggregate_id, aside, holds, failure_class, due_at, attempts)"
         " OVERRIDING USER VALUE VALUES ('p', 'ok.x', 'k', 'parked', true, 'unroutable', NULL, 5),"
         " ('h', 'ok.x', 'k', 'held', true, NULL, NULL, 0),"
-        " ('d', 'ok.x', 'j', 'deferred', true, 'unroutable', now() + interval '1 minute', 1)"
+        " ('d', 'ok.x', 'j', 'deferred', true, 'unroutable', now() + interval '1 minute', 1),"
+        " ('o', 'ok.x', 'i', 'scheduled', false, NULL, now() - interval '1 minute', 0)"
     )
     done = await _command("status", "--json", settings=site.settings)
     assert done.returncode == 0, done.stderr
     status = json.loads(done.stdout)
-    assert status["backlog_rows"] == 5
-    assert status["pending_rows"] == 3
+    assert status["backlog_rows"] == 6
+    assert status["pending_rows"] == 4, "one is overdue, though it is aside"
     assert (status["deferred_rows"], status["scheduled_rows"]) == (2, 1), "a scheduled row is a deferred one"
     assert (status["held_rows"], status["held_keys"]) == (1, 1)
     assert (status["parked_rows"], status["parked_by_class"]) == (1, {"unroutable": 1})

@@ -133,6 +133,38 @@ async def test_what_a_role_may_do(
         await database.execute(f"DROP OWNED BY {role}; DROP ROLE {role}")
 
 
+async def test_each_right_that_a_migration_grants_is_missed(
+    database: asyncpg.Connection, database_url: str, postgres_server: PostgresServer
+) -> None:
+    """Or a relay starts, and the first row that needs it is refused again and again."""
+    role = f"relay_{os.getpid()}"
+    url = postgres_server.url(database_url.rpartition("/")[2], user=role)
+    await database.execute(f"CREATE ROLE {role} LOGIN")
+    try:
+        await migrate.run(database_url, role=role)
+        granted = await database.fetch(
+            "SELECT privilege_type AS privilege, string_agg(column_name, ', ') AS columns, table_name AS on_what"
+            "  FROM information_schema.column_privileges c WHERE grantee = $1 AND NOT EXISTS (SELECT"
+            "  FROM information_schema.table_privileges t WHERE (t.grantee, t.table_name, t.privilege_type) ="
+            "  (c.grantee, c.table_name, c.privilege_type)) GROUP BY 1, 3"
+            " UNION ALL SELECT privilege_type, NULL, table_name FROM information_schema.table_privileges WHERE grantee = $1"
+            " UNION ALL SELECT 'EXECUTE', NULL, 'FUNCTION outbox_bell_wait(int)'",
+            role,
+        )
+        assert len(granted) >= 14
+        for privilege, columns, on_what in granted:
+            if (privilege, on_what) == ("UPDATE", "outbox_meta"):
+                continue  # of `relay pause`, which says so itself
+            text = f"{privilege}{f' ({columns})' if columns else ''} ON {on_what}"
+            public = ", PUBLIC" if privilege == "EXECUTE" else ""
+            await database.execute(f"REVOKE {text} FROM {role}{public}")
+            bad = [finding for finding in await findings(url) if finding.level is Level.ERROR]
+            assert bad, f"relay check did not miss {text}"
+            await database.execute(f"GRANT {text} TO {role}")
+    finally:
+        await database.execute(f"DROP OWNED BY {role}; DROP ROLE {role}")
+
+
 async def test_behind_a_pooling_proxy(proxy_url: str) -> None:
     """LISTEN hears nothing there, and PgBouncer before 1.21 loses named statements."""
     here = {finding.check: finding for finding in await findings(proxy_url)}

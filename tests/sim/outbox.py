@@ -554,17 +554,18 @@ class FakeOutbox(Settling):
     def _backlog(self) -> Backlog:
         database = self.database
         rows = database.unsent()
-        pending = [row for row in rows if row.aside not in (Aside.PARKED, Aside.SCHEDULED)]
+        early = [row for row in rows if row.aside is Aside.SCHEDULED and (row.due_at or 0.0) > database.now()]
+        pending = [row for row in rows if row.aside is not Aside.PARKED and row not in early]
         asides = [row.aside for row in rows]
         held = [row for row in rows if row.aside is Aside.HELD]
         return Backlog(
             backlog_rows=len(pending),
             is_estimated=False,
             oldest_pending_age_s=max((database.now() - row.created_at for row in pending), default=None),
-            deferred_rows=asides.count(Aside.DEFERRED) + asides.count(Aside.SCHEDULED),
+            deferred_rows=asides.count(Aside.DEFERRED) + len(early),
             parked_rows=asides.count(Aside.PARKED),
             held_rows=len(held),
             held_keys=len({row.key for row in held}),
-            scheduled_rows=asides.count(Aside.SCHEDULED),
+            scheduled_rows=len(early),
             newest_seq=database.last_seq(),
         )

@@ -590,7 +590,19 @@ async def case_a_scheduled_row_waits_and_holds_nobody(table: Table) -> None:
     settled = await outbox.settle(Settlement(fences=fenced(claims, rows[1:]), tested=rows[1:]))
     assert [row.id for row in settled.unblocked] == [rows[1].id]
     backlog = await outbox.backlog()
-    assert (backlog.deferred_rows, backlog.scheduled_rows) == (1, 1)
+    assert (backlog.deferred_rows, backlog.scheduled_rows, backlog.backlog_rows) == (1, 1, 1)
+
+
+async def case_a_scheduled_row_whose_time_has_come_is_one_to_publish(table: Table) -> None:
+    """While nobody looks: the broker is away, or the relays are paused (I8)."""
+    outbox = await table.relay("a")
+    claims = await claim_all(outbox)
+    await table.insert("k", available_in_s=0.0)
+    rows = list((await read(outbox, claims)).rows)
+    await outbox.settle(Settlement(fences=fenced(claims, rows), scheduled=rows))
+    backlog = await outbox.backlog()
+    assert (backlog.deferred_rows, backlog.scheduled_rows, backlog.backlog_rows) == (0, 0, 1)
+    assert backlog.oldest_pending_age_s is not None
 
 
 async def case_a_row_without_key_has_no_blocker(table: Table) -> None:
