@@ -60,6 +60,8 @@ class Peer:
         self.channels: set[int] = set()
         """Those that are open."""
         self.heartbeats = 0
+        self.heartbeat_s: int | None = None
+        """As the client wants it."""
         self.is_gone = False
 
     # ------------------------------------------------------------ what tests wait for
@@ -205,7 +207,9 @@ class Peer:
                 self._gather(self._partial[0], self._partial[1], self._partial[2] + frame.value)
             case Heartbeat():
                 self.heartbeats += 1
-            case commands.Connection.TuneOk() | commands.Channel.CloseOk():
+            case commands.Connection.TuneOk():
+                self.heartbeat_s = frame.heartbeat
+            case commands.Channel.CloseOk():
                 pass
             case _:
                 raise AssertionError(f"the stub does not know {frame!r}")

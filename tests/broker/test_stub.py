@@ -175,6 +175,14 @@ async def test_a_close_with_nothing_in_flight_is_told_too(stub: StubBroker) -> N
     await peer.gone()
 
 
+@pytest.mark.parametrize(("query", "seconds"), [("", 10), ("?heartbeat=7", 7)])
+async def test_a_dead_peer_is_looked_for_unless_its_url_says_how(stub: StubBroker, query: str, seconds: int) -> None:
+    """The bound that docs/guarantees.md has for a silent loss is three of these."""
+    link = await make_broker(f"{stub.url}{query}").connect(Recorder(), PayloadType.JSON)
+    assert (await stub.peer()).heartbeat_s == seconds
+    await link.close()
+
+
 async def test_a_dead_peer_is_noticed_by_its_silence(stub: StubBroker) -> None:
     """Heartbeat of 1 s, and a broker that reads but never says a word: aiormq gives up after three."""
     recorder = Recorder()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 
 import asyncpg
 from prometheus_client.parser import text_string_to_metric_families
@@ -80,6 +81,8 @@ async def test_a_scrape_holds_what_the_contract_names(site: Site) -> None:
     assert numbers["relay_backlog_rows"] == 2
     assert numbers["relay_newest_seq"] == 52
     assert numbers["relay_oldest_pending_age_seconds"] >= 0
+    for moment in ("last_confirm", "backlog_observed"):
+        assert abs(numbers[f"relay_{moment}_timestamp_seconds"] - time.time()) < 60, "Unix time: alerts subtract it"
     assert not any("ok.x" in line or "nowhere" in line for line in text.splitlines())
 
 

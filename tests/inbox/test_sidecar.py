@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import re
 import secrets
 import signal
 from collections.abc import AsyncIterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote, urlsplit
@@ -19,7 +21,7 @@ from relay.database import DRIVER_ERRORS
 from relay.inbox import mailbox as mailbox_module
 from relay.inbox.mailbox import Mailbox
 from relay.inbox.station import Standby
-from relay.servers import RabbitServer
+from relay.servers import PostgresServer, RabbitServer
 from relay.topology import names
 from relay.values import TableName
 from tests.conftest import eventually
@@ -312,6 +314,38 @@ async def test_who_has_lost_the_right_to_write_writes_nothing(inbox: Site) -> No
     finally:
         await first.close()
         await second.close()
+
+
+async def test_a_writer_of_another_role_is_not_taken_for_gone(inbox: Site, postgres_server: PostgresServer) -> None:
+    """One login a pod: PostgreSQL hides from each when the sessions of the others began."""
+    name, table = inbox.database_url.rpartition("/")[2], TableName(None, "inbox")
+    roles = [f"inbox_{secrets.token_hex(4)}" for _ in range(2)]
+    for role in roles:
+        await inbox.database.execute(
+            f"CREATE ROLE {role} LOGIN; GRANT ALL ON ALL TABLES IN SCHEMA public TO {role};"
+            f" GRANT ALL ON ALL SEQUENCES IN SCHEMA public TO {role}"
+        )
+    first, second = (Mailbox(partial(postgres_server.url, name, user=role), table, QUEUE) for role in roles)
+    try:
+        await first.check()
+        with pytest.raises(Standby):
+            await second.check()
+        assert await first.write([message_of("m1")]) == 1
+        await first.abandon()
+
+        async def has_taken_over() -> bool:
+            with contextlib.suppress(Standby):
+                await second.check()
+                return True
+            return False
+
+        await eventually(has_taken_over)
+        assert await second.write([message_of("m2")]) == 1
+    finally:
+        await first.close()
+        await second.close()
+        for role in roles:
+            await inbox.database.execute(f"DROP OWNED BY {role}; DROP ROLE {role}")
 
 
 @pytest.mark.parametrize("amid", [b"BEGIN;", b"INSERT INTO", COMMIT[:-1]], ids=["begin", "insert", "commit"])

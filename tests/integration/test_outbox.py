@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import math
+import os
 from collections.abc import Callable
 from typing import Any
 
@@ -20,6 +21,7 @@ from relay.errors import (
     SchemaMissing,
 )
 from relay.message import PayloadType
+from relay.servers import PostgresServer
 from tests.conftest import eventually
 from tests.integration.relay import ALL, Relay, insert, request
 
@@ -122,6 +124,61 @@ async def test_a_settlement_does_not_stand_in_a_renewals_way(
     async with database.transaction():
         await database.execute("SELECT FROM outbox_shard WHERE shard < 60 FOR KEY SHARE")
         assert [claim.shard for claim in await other.claim(ALL)] == [60, 61, 62, 63]
+
+
+async def test_a_settlement_under_way_does_not_stand_in_a_renewals_way(
+    database: asyncpg.Connection, started: Callable[..., Relay]
+) -> None:
+    """L2: with a stronger lock in its fence a busy relay would miss its own renewals."""
+    relay = await started().start()
+    await database.execute(
+        "CREATE FUNCTION dawdle() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN"
+        " WHILE NOT pg_try_advisory_xact_lock(42) LOOP PERFORM pg_sleep(0.01); END LOOP; RETURN new; END $$;"
+        " CREATE TRIGGER dawdle BEFORE UPDATE ON outbox FOR EACH ROW EXECUTE FUNCTION dawdle()"
+    )
+    await insert(database, *"abcd")
+    rows = await relay.read()
+    async with database.transaction():
+        await database.execute("SELECT pg_advisory_xact_lock(42)")
+        settling = asyncio.ensure_future(relay.settle(relay.settlement(sent=rows)))
+
+        async def is_amid() -> bool:
+            return bool(
+                await database.fetchval("SELECT EXISTS (SELECT FROM pg_stat_activity WHERE wait_event = 'PgSleep')")
+            )
+
+        await eventually(is_amid)
+        assert len((await relay.renew(relay.held(), available=True)).renewed) == ALL
+    assert (await settling).done == rows
+
+
+async def test_a_session_of_another_role_is_not_taken_for_gone(
+    database: asyncpg.Connection, database_url: str, postgres_server: PostgresServer
+) -> None:
+    """One login a pod: PostgreSQL hides from each when the sessions of the others began. Where one has ended shows."""
+    name = database_url.rpartition("/")[2]
+    roles = [f"relay_{os.getpid()}_{number}" for number in range(2)]
+    relays = [Relay(postgres_server.url(name, user=role), role) for role in roles]
+    try:
+        for role in roles:
+            await database.execute(f"CREATE ROLE {role} LOGIN")
+            await migrate.run(database_url, role=role)
+        a, b = await relays[0].start(), await relays[1].start(0)
+        assert len(a.epochs) == ALL
+        assert (await b.renew({}, available=True)).claimable == 0
+        assert await b.claim(ALL) == []
+        await a.close()
+
+        async def is_orphaned() -> bool:
+            return (await b.renew({}, available=True)).claimable == ALL
+
+        await eventually(is_orphaned)
+        assert len(await b.claim(ALL)) == ALL
+    finally:
+        for relay in relays:
+            await relay.close()
+        for role in roles:
+            await database.execute(f"DROP OWNED BY {role}; DROP ROLE {role}")
 
 
 async def test_only_ones_own_epoch_is_renewed(database: asyncpg.Connection, started: Callable[..., Relay]) -> None:

@@ -136,6 +136,30 @@ async def test_a_server_that_answers_no_more(postgres_server: PostgresServer, st
         postgres_server.thaw()
 
 
+async def test_sessions_are_what_the_relay_needs_whatever_the_database_says(
+    database: asyncpg.Connection, started: Callable[..., Relay]
+) -> None:
+    """Idle ones are not ended, and a client that vanished is noticed: it may have the doorbell's lock."""
+    name = await database.fetchval("SELECT quote_ident(current_database())")
+    for setting in ("idle_session_timeout", "idle_in_transaction_session_timeout", "lock_timeout", "statement_timeout"):
+        await database.execute(f"ALTER DATABASE {name} SET {setting} = '7s'")
+    await database.execute(f"ALTER DATABASE {name} SET default_transaction_isolation = 'serializable'")
+    relay = await started().start()
+    expected = {
+        "idle_session_timeout": "0",
+        "idle_in_transaction_session_timeout": "0",
+        "lock_timeout": "0",
+        "statement_timeout": "24s",
+        "default_transaction_isolation": "read committed",
+        "tcp_keepalives_idle": "10",
+        "tcp_keepalives_interval": "5",
+        "tcp_keepalives_count": "3",
+    }
+    for group in Group:
+        connection = relay._sessions.connection(group)
+        assert {name: await connection.fetchval(f"SHOW {name}") for name in expected} == expected, group
+
+
 @pytest.mark.parametrize("amid", [b"BEGIN;", b"SELECT pg_backend_pid"], ids=["begin", "probe"])
 async def test_a_session_that_hangs_while_it_is_opened(
     database_url: str, database: asyncpg.Connection, monkeypatch: pytest.MonkeyPatch, amid: bytes

@@ -22,6 +22,27 @@ from tests.integration.relay import ALL, Relay, deferred, insert, parked, states
 # ---------------------------------------------------------------- settling what was sent
 
 
+@pytest.mark.parametrize("settle_commit", [True, False])
+async def test_a_settlement_waits_for_the_disk_unless_it_is_told_not_to(
+    database: asyncpg.Connection, started: Callable[..., Relay], settle_commit: bool
+) -> None:
+    """I4 is wider by what a crash of the database forgets only where RELAY_SETTLE_COMMIT=off says so; claims always wait."""
+    await database.execute(
+        "CREATE TABLE said (of text, value text);"
+        " CREATE FUNCTION say() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN"
+        " INSERT INTO said VALUES (tg_table_name, current_setting('synchronous_commit')); RETURN NULL; END $$;"
+        " CREATE TRIGGER say AFTER UPDATE OR DELETE ON outbox FOR EACH STATEMENT EXECUTE FUNCTION say();"
+        " CREATE TRIGGER say AFTER UPDATE ON outbox_shard FOR EACH STATEMENT EXECUTE FUNCTION say()"
+    )
+    relay = await started(settle_commit=settle_commit).start()
+    await insert(database, *"ab")
+    one, two = await relay.read()
+    await relay.settle(relay.settlement(sent=[one], setbacks=[parked(two)]))
+    said = await database.fetch("SELECT DISTINCT of, value FROM said ORDER BY 1")
+    expected = "on" if settle_commit else "off"
+    assert [tuple(each) for each in said] == [("outbox", expected), ("outbox_shard", "on")]
+
+
 @pytest.mark.parametrize("marks_sent", [True, False])
 async def test_sent_rows(database: asyncpg.Connection, started: Callable[..., Relay], marks_sent: bool) -> None:
     relay = await started(marks_sent=marks_sent).start()
