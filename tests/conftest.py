@@ -72,6 +72,17 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=lambda item: place.get(item.path, len(LONGEST)))
 
 
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_teardown(item: pytest.Item) -> None:
+    """A test that failed while a server was down or frozen fails alone: before anything is torn down, it is there again."""
+    for name in ("postgres_server", "rabbit_server"):
+        server = getattr(item, "funcargs", {}).get(name)
+        if server is not None:
+            server.thaw()
+            if not server.is_running:
+                server.restart()
+
+
 @overload
 async def eventually(predicate: Callable[[], Awaitable[T]], timeout: float = ..., *, interval_s: float = ...) -> T: ...
 @overload

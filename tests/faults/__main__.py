@@ -28,7 +28,7 @@ PAGE: Final = ROOT / "docs" / "guarantees.md"
 BEGIN: Final = "<!-- faults: begin, written by make faults -->\n"
 END: Final = "<!-- faults: end -->\n"
 # The cases as written wait for minutes each; `make test-long` runs them.
-LONG: Final = ("-m", "long or not long", "-k", "not written")
+LONG: Final = ("-m", "long or not long", "-k", "not as-written")
 SHORT: Final = ("-m", "not long")
 
 

@@ -19,7 +19,7 @@ from tests.proxy import Proxy
 LONG: Final = pytest.mark.long
 
 
-@pytest.mark.parametrize("seconds", [pytest.param(4.0, id="short"), pytest.param(180.0, id="as written", marks=LONG)])
+@pytest.mark.parametrize("seconds", [pytest.param(4.0, id="short"), pytest.param(180.0, id="as-written", marks=LONG)])
 async def test_case_08_broker_frozen(stage: Stage, seconds: float) -> None:
     """Gauges climb, nothing is given up that the heartbeat does not give up, and the backlog drains in time."""
     posts = await stage.up(2)
@@ -114,7 +114,7 @@ async def _livez_s(stage_daemon: Daemon) -> float:
     return time.monotonic() - began
 
 
-@pytest.mark.parametrize("rows", [pytest.param(12, id="short"), pytest.param(1000, id="as written", marks=LONG)])
+@pytest.mark.parametrize("rows", [pytest.param(12, id="short"), pytest.param(1000, id="as-written", marks=LONG)])
 async def test_case_41_large_rows_on_a_fifth_of_a_cpu(site: Site, rows: int) -> None:
     """A heartbeat of 5 s, rows of 1 MiB with headers of 2,000 keys, and a relay that runs 20 ms of each 100 ms.
 
