@@ -185,6 +185,12 @@ class Engine:
             self.next_due_at = at
             self.to_read.set()
 
+    def note_room(self) -> None:
+        """Rows have left memory: a reader that waits for it reads on."""
+        if self.is_full:
+            self.is_full = False
+            self.to_read.set()
+
     def test(self, rows: Sequence[Row]) -> None:
         """Rows whose key may be held: tested in the next settlement (H2)."""
         if rows:
@@ -236,6 +242,7 @@ class Engine:
         self.leases.drop(shard)
         self.reading.drop_shard(shard)
         self.chains.drop_shard(shard)
+        self.note_room()
         self.claimed = [claim for claim in self.claimed if claim.shard != shard]
 
     def lose_sessions(self) -> None:

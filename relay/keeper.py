@@ -174,6 +174,7 @@ class Keeper:
         gone = set(fresh)
         engine.claimed = [claim for claim in engine.claimed if claim.shard not in gone]
         engine.chains.drop_unpublished(fresh)
+        engine.note_room()
 
     async def _release_idle(self) -> bool:
         """Give back what is idle, but for shards whose row somebody has locked; whether there were such (L2)."""
@@ -182,6 +183,7 @@ class Keeper:
         if giving:
             # What was in flight and came back unsent (nacked, its link closed) goes with the shard, unpublished.
             engine.chains.drop_unpublished(giving)
+            engine.note_room()
         idle = [lease for lease in engine.leases.giving() if engine.chains.is_idle(lease.shard)]
         if not idle:
             return False

@@ -288,10 +288,12 @@ class PostgresOutbox:
             records = await session.read("reload", [row.id for row in rows], [row.seq for row in rows])
         return reloaded_rows(records)
 
-    async def due(self, cursors: Mapping[int, int], limit: int) -> Due:
+    async def due(self, cursors: Mapping[int, int], limit: int, here: Sequence[int] = ()) -> Due:
         shards = list(cursors)
         async with self._sessions.call(Group.READER, READ_DEADLINE_S) as session:
-            records = await session.read("due", shards, list(cursors.values()), limit, self._is_ordered, self._instance)
+            records = await session.read(
+                "due", shards, list(cursors.values()), limit, self._is_ordered, self._instance, list(here)
+            )
             ((later_s,),) = await session.read("due_later", shards)
         released, blocked = due_rows(records)
         return Due(released, blocked, None if later_s is None or math.isinf(later_s) else later_s)

@@ -26,7 +26,11 @@ TURN_ROWS = 256
 
 TURN_BYTES = 4 * 1024 * 1024
 NACKS_MAX = 8
-"""Nacked so many times in a row (about half a minute), a row makes room for others (P2)."""
+"""Nacked so many times in a row (some ten seconds), a row makes room for others (P2)."""
+
+NACKS_CROWDED = 3
+"""Less than a second; where nacked rows, and what waits behind them, leave others no room in memory."""
+
 
 NACK_DEFERRAL_S = 30.0
 RATE_WAIT_S_MIN = 0.002
@@ -251,7 +255,6 @@ class Publisher:
         engine = self._engine
         self._note_outcome("nacked", rows, "basic.nack")
         now = engine.clock.now()
-        crowded = engine.settings.read_ahead_max // 4
         for row in rows:
             if row.state is not State.IN_FLIGHT:
                 engine.chains.offer_again()
@@ -259,7 +262,7 @@ class Publisher:
             row.nacks += 1
             if engine.is_stopping:
                 engine.chains.forget(row)
-            elif row.nacks >= NACKS_MAX or engine.chains.backing_off >= crowded:
+            elif row.nacks >= NACKS_MAX or self._is_crowded(row):
                 # So that rows for other queues flow; no attempt is used up (P2).
                 engine.set_back(
                     Setback(
@@ -276,6 +279,19 @@ class Publisher:
                 engine.chains.on_nacked(row, now + nack_backoff(row.nacks, engine.random.random()))
         engine.to_publish.set()
         engine.changed.set()
+
+    def _is_crowded(self, row: Row) -> bool:
+        """Whether nacked rows, or soon what waits behind them, are a good part of what memory may hold, in all or of this
+        one's shard: what others could send has no room then. A queue that is full for a moment is no reason to set thousands
+        aside."""
+        chains, read_ahead_max = self._engine.chains, self._engine.settings.read_ahead_max
+        if chains.backing_off >= read_ahead_max // 4:
+            return True
+        if row.nacks < NACKS_CROWDED:
+            return False
+        here = chains.kept_back_by(row)
+        in_all, of_shard = here + chains.kept_back_in_all(), here + chains.kept_back(row.shard)
+        return in_all >= read_ahead_max // 4 or of_shard >= read_ahead_max // 8
 
     def on_returned(self, returned: Sequence[Returned]) -> None:
         engine = self._engine

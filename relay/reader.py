@@ -40,7 +40,11 @@ ARM_WAIT_S = 0.05
 ARM_RETRY_S = 0.5
 """After a try in vain: sooner than a long poll interval, for nothing rings meanwhile."""
 
+LISTEN_S = 5.0
+"""While another relay has the lock: whether it still has is looked at so often. One that is killed does not ring."""
+
 DUE_ROWS = 200
+DUE_RETRY_S = 0.05
 FOLLOWER_ROWS = 200
 FOLLOWER_ROWS_EACH = 100
 """Held rows that are loaded behind due ones, in all and a key: enough for a key to go on while the next are asked for."""
@@ -71,6 +75,7 @@ class Reader:
         self._is_listening = False
         """Inserts ring: the lock is ours, or another relay's."""
         self._next_arm_at = _NEVER
+        self._listens_until = _NEVER
         self._housekeeping = Housekeeping(engine)
         self._turns = 0
         self._waits_for_room = False
@@ -125,8 +130,9 @@ class Reader:
         if self._has_rung:
             self._wake()
         wait_s = await self._look()
-        if self._is_armed and not self._is_idle:
-            # Awake, by a ring or a row: inserts need not ring any more. Reading comes first, for until then they do.
+        if self._is_armed and (self._engine.is_stopping or not self._is_idle):
+            # Awake, by a ring or a row: inserts need not ring any more. Reading comes first, for until then they do. Or on its
+            # way out: the others hear of it.
             await self._disarm()
         return wait_s
 
@@ -222,11 +228,11 @@ class Reader:
             self._is_listening = False
         if self._is_idle:
             wait_s = poll_interval_s
-            if not self._is_listening and self._can_arm:
-                if now >= self._next_arm_at and await self._arm():
+            if self._can_arm and not self._is_armed:
+                if now >= self._arms_at and await self._arm():
                     # Whoever inserted before the lock was granted did not ring: read once more.
                     return 0.0
-                wait_s = min(wait_s, max(0.0, self._next_arm_at - engine.clock.now()))
+                wait_s = min(wait_s, max(0.0, self._arms_at - engine.clock.now()))
         else:
             if has_read:
                 page_took_s = min(self._page_took_s, self._page_took_before_s)
@@ -248,6 +254,11 @@ class Reader:
         info = self._engine.info
         return info is not None and info.is_direct and info.has_doorbell
 
+    @property
+    def _arms_at(self) -> float:
+        """When to try for the lock, or to look whether another one still has it."""
+        return self._listens_until if self._is_listening else self._next_arm_at
+
     async def _arm(self) -> bool:
         engine = self._engine
         armed = await engine.outbox.arm(min(ARM_WAIT_S, engine.settings.poll_interval_s))
@@ -255,6 +266,7 @@ class Reader:
             # Only then: whoever was armed and woke arms again after the next silence, or a row every now and then would
             # wait for the retry each time.
             self._next_arm_at = engine.clock.now() + ARM_RETRY_S
+        self._listens_until = engine.clock.now() + LISTEN_S
         self._is_armed = armed is Armed.GRANTED
         self._is_listening = armed is not Armed.TIMED_OUT
         self._must_check = self._is_listening
@@ -295,6 +307,8 @@ class Reader:
         self._housekeeping.begin_walk()
         engine.note_due(0.0)
         self._must_check = True
+        # Whoever had them may have had the doorbell's lock too.
+        self._is_listening = self._is_armed
 
     def _room(self) -> int:
         """How many rows to read, within the bounds of rows and bytes."""
@@ -383,21 +397,31 @@ class Reader:
         return [row for row in rows if row not in early]
 
     async def _read_due(self) -> int:
+        """Of the rows that are due those that are not here yet; a little beyond the bound, so that rows which cannot go do
+        not keep out those that could."""
         engine = self._engine
+        chains = engine.chains
         engine.next_due_at = None
+        limit = min(DUE_ROWS, engine.settings.read_ahead_max + DUE_ROWS - len(chains))
+        if limit <= 0:
+            engine.note_due(DUE_RETRY_S)
+            return 0
+        here = [row.seq for row in chains.rows() if row.aside is not None]
         known_until = engine.applied_serial
         engine.reading.expect_rows()
         try:
-            due = await engine.outbox.due(dict(engine.reading.cursors), DUE_ROWS)
+            due = await engine.outbox.due(dict(engine.reading.cursors), limit, here)
         except DatabaseRefused:
             engine.note_due(0.0)
             raise
         brought = engine.admit(engine.reading.fresh(due.released), known_until)
-        engine.test(engine.chains.admit_blocked(engine.reading.fresh(due.blocked)))
-        if brought >= DUE_ROWS // 2:
-            engine.note_due(0.0)
+        blocked = chains.admit_blocked(engine.reading.fresh(due.blocked))
+        engine.test(blocked)
+        brought += len(blocked)
+        if len(due.released) + len(due.blocked) >= limit:
+            # There may be more. None of these was news: not at once.
+            engine.note_due(0.0 if brought else DUE_RETRY_S)
         elif due.next_due_in_s is not None:
-            # What is due and in memory already shows again: not at once.
             engine.note_due(max(due.next_due_in_s, POLL_MAX_S))
         return brought + await self._read_followers(due.released)
 

@@ -234,9 +234,7 @@ class Settler:
         if settlement.scheduled:
             engine.note_due(0.0)
         engine.to_publish.set()
-        if engine.is_full:
-            engine.is_full = False
-            engine.to_read.set()
+        engine.note_room()
         engine.changed.set()
 
     def _load_anew(self, changed: Sequence[Row]) -> None:

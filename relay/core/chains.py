@@ -64,7 +64,10 @@ class Chains:
         self._unlike: list[Row] = []
         """Ready rows that their lease or an orphan on the link keeps back; offered again."""
         self._backoff: list[tuple[float, int, Row]] = []
-        self._backing_off = 0
+        self._backing_off: dict[int, int] = {}
+        """Rows in BACKOFF, by seq, each with how many rows cannot go for it."""
+        self._kept_back = [0] * SHARDS
+        """The sums of these, a shard."""
         self._nacks = 0
         """So far; breaks ties, for rows do not compare."""
         self._counts = [0] * SHARDS
@@ -98,7 +101,20 @@ class Chains:
 
     @property
     def backing_off(self) -> int:
-        return self._backing_off
+        """Rows that were nacked and wait for their next try."""
+        return len(self._backing_off)
+
+    def kept_back(self, shard: int) -> int:
+        """Rows of the shard that cannot go for a nack: those in BACKOFF, and in `strict` what stood behind them in their
+        chains when they were nacked."""
+        return self._kept_back[shard]
+
+    def kept_back_by(self, row: Row) -> int:
+        """How many rows cannot go while this one cannot."""
+        return len(row.chain.rows) if self._is_strict and row.chain is not None else 1
+
+    def kept_back_in_all(self) -> int:
+        return sum(self._kept_back)
 
     def in_flight_bytes(self) -> int:
         """Payload bytes published and not yet confirmed."""
@@ -321,14 +337,17 @@ class Chains:
     def on_loaded(self, rows: Iterable[Row]) -> None:
         """Bodies have come: the rows queue again, behind lower rows of their keys that are there already."""
         for row in sorted(rows, key=_seq):
-            self.wanted.pop(row.seq, None)
+            was_wanted = self.wanted.pop(row.seq, None) is row
             if row not in self:
                 continue
             self._hold_body(row)
-            if row.state is _READY:
+            if row.state is not _READY:
+                continue
+            if was_wanted:
+                # Else it was demoted meanwhile, is ready again, and stands in the queue.
                 self._ready.append(row)
-                if not self._is_strict:
-                    self._advance_chain_of(row)
+            if not self._is_strict:
+                self._advance_chain_of(row)
 
     def has_large_to_go(self) -> bool:
         """Whether a large body in memory is on its way out. If all of them wait behind other rows, one of those must
@@ -377,7 +396,8 @@ class Chains:
             return
         self._land(row)
         row.state = _BACKOFF
-        self._backing_off += 1
+        self._backing_off[row.seq] = weight = self.kept_back_by(row)
+        self._kept_back[row.shard] += weight
         if row.chain is not None:
             # A lower one of its key may have come meanwhile.
             self._advance(row.chain)
@@ -393,7 +413,7 @@ class Chains:
         while self._backoff and self._backoff[0][0] <= now:
             _, _, row = heappop(self._backoff)
             if row.state is _BACKOFF and row in self:
-                self._backing_off -= 1
+                self._leave_backoff(row)
                 row.state = _WAITING
                 self._advance_chain_of(row)
 
@@ -509,7 +529,7 @@ class Chains:
 
     def _leave_backoff(self, row: Row) -> None:
         if row.state is _BACKOFF:
-            self._backing_off -= 1
+            self._kept_back[row.shard] -= self._backing_off.pop(row.seq)
 
     def admit_blocked(self, rows: Iterable[Row]) -> list[Row]:
         """Rows that are due and had a blocker when they were read: tested under the lock, where they become `held`
@@ -569,9 +589,11 @@ class Chains:
     def forget(self, row: Row) -> None:
         """Drop a row in whatever state; in flight it becomes an orphan (P3)."""
         state = row.state
-        row.state = _FORGOTTEN
         if self._rows.get(row.seq) is not row:
+            row.state = _FORGOTTEN
             return
+        self._leave_backoff(row)
+        row.state = _FORGOTTEN
         del self._rows[row.seq]
         self._counts[row.shard] -= 1
         is_awaited = self.wanted.pop(row.seq, None) is row
@@ -581,8 +603,6 @@ class Chains:
                 self.large_bytes -= row.size
         if state is _IN_FLIGHT:
             self.has_orphans = True
-        elif state is _BACKOFF:
-            self._backing_off -= 1
         if (chain := row.chain) is None:
             return
         if state is _IN_FLIGHT:

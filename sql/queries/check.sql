@@ -1,6 +1,7 @@
--- Purpose: S, and then the open writers of the table (R1), as `vxid|xid` with the 32-bit xid or nothing; the relays'
---          own transactions carry their sign and are left out. The order is forced by data: the locks are read
---          in a lateral part that needs S.
+-- Purpose: S, and then the open writers of the table (R1), as `vxid|xid` with the 32-bit xid or nothing; the relays' own
+--          transactions carry their sign and are left out. Of a writer with subtransactions the oldest xid is its own: by age,
+--          for where the 32 bits have just wrapped the lowest number is another one. The order is forced by data: the locks
+--          are read in a lateral part that needs S.
 -- Locks:   none.
 -- Index:   none; one pass over the lock table.
 -- Caller:  relay/outbox.py `check`, five to twenty times a second under traffic.
@@ -8,7 +9,9 @@ WITH s AS MATERIALIZED (SELECT CASE WHEN is_called THEN last_value ELSE last_val
 SELECT s.seq, pg_snapshot_xmax(pg_current_snapshot())::text::bigint AS xmax,
        date_part('epoch', clock_timestamp()) AS now,
        (SELECT array_agg(w.vxid || '|' || coalesce(w.xid, '')) FROM (
-            SELECT l.virtualtransaction AS vxid, min(l.transactionid::text::bigint)::text AS xid
+            SELECT l.virtualtransaction AS vxid,
+                   (array_agg(l.transactionid ORDER BY age(l.transactionid) DESC)
+                        FILTER (WHERE l.locktype = 'transactionid'))[1]::text AS xid
               FROM pg_lock_status() l
              WHERE s.seq IS NOT NULL AND l.granted
                AND (l.locktype = 'relation' AND l.database = {database_oid} AND l.relation = {table_oid}

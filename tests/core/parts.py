@@ -168,7 +168,7 @@ class TestedOutbox:
     async def reload(self, rows: Sequence[Row]) -> Sequence[Row]:
         return await self._call("reload", rows)  # type: ignore[no-any-return]
 
-    async def due(self, cursors: Mapping[int, int], limit: int) -> Due:
+    async def due(self, cursors: Mapping[int, int], limit: int, here: Sequence[int] = ()) -> Due:
         return await self._call("due", cursors, limit)  # type: ignore[no-any-return]
 
     async def followers(self, heads: Sequence[Row], cursors: Mapping[int, int], limit: int) -> Sequence[Row]:

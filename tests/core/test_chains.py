@@ -124,6 +124,24 @@ def test_pipelined_waits_for_a_body_and_goes_on_when_it_has_come(size: int) -> N
     assert take(chains) == [1, 2, 3]
 
 
+@pytest.mark.parametrize("ordering", [Ordering.STRICT, Ordering.PIPELINED])
+def test_a_body_that_comes_after_a_lower_row_queues_its_row_once(ordering: Ordering) -> None:
+    """The lower one was committed late, while the body was on its way."""
+    later, behind = make_row(5, size=10, is_loaded=False), make_row(6)
+    chains = begun(later, behind, ordering=ordering)
+    assert take(chains) == []
+    lower = make_row(3)
+    chains.admit([lower])
+    if ordering is Ordering.STRICT:
+        assert take(chains) == [3]
+        chains.on_confirmed([lower])
+    later.is_loaded = True
+    chains.on_loaded([later])
+    ready = [row.seq for row in chains._ready]
+    assert sorted(ready) == sorted(set(ready))
+    assert take(chains) == ([5] if ordering is Ordering.STRICT else [3, 5, 6])
+
+
 # ---------------------------------------------------------------- identity, counts
 
 

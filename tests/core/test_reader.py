@@ -180,6 +180,21 @@ async def test_a_settlement_wakes_only_a_reader_that_waits_for_room() -> None:
     assert not engine.to_read._is_set
 
 
+@pytest.mark.parametrize("how", ["given away", "lost"])
+async def test_a_shard_that_goes_wakes_a_reader_that_waits_for_room(how: str) -> None:
+    """Or the rows of other shards wait for the next poll."""
+    parts = reading_parts()
+    parts.own(1)
+    parts.engine.admit([make_row(seq) for seq in range(1, 5)])
+    parts.engine.is_full = True
+    parts.engine.to_read._is_set = False
+    if how == "lost":
+        parts.engine.lose_shard(0)
+    else:
+        parts.keeper.give([0])
+    assert parts.engine.to_read._is_set
+
+
 async def test_what_wakes_the_reader_before_its_time_brings_no_page() -> None:
     """Settlements, due rows and bodies wake it too; each cost a page of all shards."""
     parts = reading_parts(page=Page([], [make_row(1)]))

@@ -244,6 +244,8 @@ async def case_due_gives_so_many_the_longest_due_first(table: Table) -> None:
     cursors = {row.shard: 3 for row in rows}
     assert [row.seq for row in (await outbox.due(cursors, 2)).released] == [3, 2]
     assert [row.seq for row in (await outbox.due(cursors, 10)).released] == [3, 2, 1]
+    assert [row.seq for row in (await outbox.due(cursors, 1, [3, 1])).released] == [2], "but for those that are here"
+    assert list((await outbox.due(cursors, 10, [1, 2, 3])).released) == []
 
 
 async def case_an_owed_promotion_is_made_up_for(table: Table) -> None:

@@ -318,10 +318,10 @@ class FakeOutbox(Settling):
             if row and row.aside is None and row.sent_at is None and self.database.is_sound(row)
         ]
 
-    async def due(self, cursors: Mapping[int, int], limit: int) -> Due:
-        return await self._call("due", "reader", at_once(lambda: self._due(dict(cursors), limit)), cursors)
+    async def due(self, cursors: Mapping[int, int], limit: int, here: Sequence[int] = ()) -> Due:
+        return await self._call("due", "reader", at_once(lambda: self._due(dict(cursors), limit, set(here))), cursors)
 
-    def _due(self, cursors: dict[int, int], limit: int) -> Due:
+    def _due(self, cursors: dict[int, int], limit: int, here: set[int]) -> Due:
         database = self.database
         now = database.now()
         waiting = [
@@ -336,7 +336,7 @@ class FakeOutbox(Settling):
         later = [row.due_at or 0.0 for row in waiting if (row.due_at or 0.0) > now]
         released: list[Row] = []
         blocked: list[Row] = []
-        for row in due[:limit]:
+        for row in [row for row in due if row.seq not in here][:limit]:
             target = blocked if database.has_blocker(row) else released
             target.append(self._row(row, database.options.due_inline_bytes))
         if due:

@@ -8,11 +8,18 @@ from dataclasses import replace
 import pytest
 
 from relay.core.ports.outbox import Armed
+from relay.reader import LISTEN_S
 
 from .steps import passes, play, settings
+from .tables import DatabaseOptions
 from .world import World
 
 PATIENT = replace(settings(), poll_interval_s=3600.0)
+
+
+def bell_owner(world: World) -> str:
+    assert world.database.bell_owner is not None, "nobody rings"
+    return world.database.bell_owner.instance
 
 
 def test_a_writer_that_did_not_ring_is_waited_for() -> None:
@@ -31,6 +38,40 @@ def test_a_writer_that_did_not_ring_is_waited_for() -> None:
         await world.delivered(*world.add("b"), timeout_s=0.5)
 
     play(script, PATIENT)
+
+
+@pytest.mark.parametrize("is_killed", [True, False])
+def test_whoever_had_the_doorbell_leaves(is_killed: bool) -> None:
+    """The others counted on inserts that ring: their next look was their next poll, with each rolling deploy."""
+
+    async def script(world: World) -> None:
+        relays = [world.start(), world.start()]
+        await asyncio.sleep(30.0)
+        owner = bell_owner(world)
+        (holder,) = (relay for relay in relays if relay.name == owner)
+        if is_killed:
+            holder.kill()
+        else:
+            await holder.stop()
+        await asyncio.sleep(20.0)
+        await world.delivered(*world.add("b"), timeout_s=0.5)
+
+    play(script, PATIENT, DatabaseOptions(shards_used=64))
+
+
+def test_a_doorbell_that_nobody_has_any_more_is_missed() -> None:
+    """The session of a host that vanished ends long after its shards were taken over."""
+
+    async def script(world: World) -> None:
+        world.start()
+        world.start()
+        await asyncio.sleep(30.0)
+        before = bell_owner(world)
+        world.database.bell_owner = None
+        await asyncio.sleep(LISTEN_S + 1.0)
+        assert bell_owner(world) != before
+
+    play(script, PATIENT, DatabaseOptions(shards_used=64))
 
 
 def test_a_refused_query_for_due_rows_is_asked_again_soon() -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 import pytest
@@ -36,8 +36,8 @@ def counted(relay: Relay) -> list[int]:
     calls: list[int] = []
     due = relay.outbox.due
 
-    async def counting(cursors: Mapping[int, int], limit: int) -> Due:
-        found = await due(cursors, limit)
+    async def counting(cursors: Mapping[int, int], limit: int, here: Sequence[int] = ()) -> Due:
+        found = await due(cursors, limit, here)
         calls.append(len(found.released))
         return found
 

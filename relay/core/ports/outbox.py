@@ -353,7 +353,9 @@ class Outbox(Protocol):
         """New `Row`s (bodies left behind) by id and seq for those still pending and not aside."""
         ...
 
-    async def due(self, cursors: Mapping[int, int], limit: int) -> Due: ...
+    async def due(self, cursors: Mapping[int, int], limit: int, here: Sequence[int] = ()) -> Due:
+        """The oldest due rows at or below the shards' cursors, at most `limit`, but for those with the `seq`s in `here`."""
+        ...
 
     async def followers(self, heads: Sequence[Row], cursors: Mapping[int, int], limit: int) -> Sequence[Row]:
         """Of each of these released rows the next held ones of its key, without a gap, at most `limit` a head and at or
