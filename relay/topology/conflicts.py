@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator
 from typing import Final
 
-from relay.topology.changes import Action, Change, Found, by_name, difference, table_differences
+from relay.topology.changes import Action, Change, Found, by_name, difference, matches, table_differences
 from relay.topology.expand import FEATURE_FLAG, PLUGINS, Expansion
 
 # RabbitMQ's words for what a policy applies to, where queues are among it (3.10 knows the first two).
@@ -91,7 +91,7 @@ def _policies(wanted: Expansion, found: Found) -> Iterator[Change]:
             priority = int(document.get("priority", 0))
             if priority < policy.priority or document.get("apply-to") not in _FOR_QUEUES:
                 continue
-            taken = [queue for queue in policy.queues if _matches(document.get("pattern", ""), queue)]
+            taken = [queue for queue in policy.queues if matches(document.get("pattern", ""), queue)]
             if taken:
                 detail = (
                     f"{document['name']} (priority {priority}) takes its place for {taken[0]}: "
@@ -99,14 +99,6 @@ def _policies(wanted: Expansion, found: Found) -> Iterator[Change]:
                 )
                 mend = f"set policy_priority above {priority}, or narrow the pattern of {document['name']}"
                 yield Change(Action.CONFLICT, "policy", policy.name, detail, mend)
-
-
-def _matches(pattern: str, queue: str) -> bool:
-    try:
-        return re.search(pattern, queue) is not None
-    except re.error:
-        # Only PCRE understands it: no verdict from here.
-        return False
 
 
 def _permissions(wanted: Expansion, found: Found) -> Iterator[Change]:

@@ -268,3 +268,36 @@ async def test_a_wrong_file_a_wrong_vhost_a_wrong_password(broker: Vhost) -> Non
     assert "s3cretword" not in refused.stderr + refused.stdout
     with pytest.raises(ApiRefused):
         broker.api.put("queues", broker.vhost, "amq.no", document={"durable": True})
+
+
+BILLING = """\
+[[exchange]]
+name = "orders"
+
+[[queue]]
+name = "billing"
+bind = [{ exchange = "orders", key = "#" }]
+"""
+
+
+async def test_shards_that_are_given_up_are_reported_and_keep_their_way_out(broker: Vhost) -> None:
+    """Each message was copied to the old shards in silence, and what waited there lost its policy."""
+    await broker.apply(f"{BILLING}shards = 2\nsingle_active_consumer = false\n")
+    path = broker.write(BILLING)
+    done = await broker.relay("topology", "apply", path)
+    assert done.returncode == 4
+    conflict = "! binding orders -> billing.shards '#', which the file does not have: messages still go there"
+    assert conflict in " ".join(done.stdout.split()), done.stdout
+    async with await aio_pika.connect(broker.url) as connection:
+        channel = await connection.channel()
+        await send(channel, "", "billing.1", "old")
+        await (await message_of(channel, "billing.1")).reject(requeue=False)
+        assert (await message_of(channel, "billing.parking")).message_id == "old"
+        hashing = await channel.get_exchange("billing.shards", ensure=False)
+        await hashing.unbind("orders", "#")
+        checked = await broker.relay("topology", "check", path)
+        assert (checked.returncode, checked.stdout.count("? queue")) == (0, 2), checked.stdout
+        for shard in ("billing.0", "billing.1"):
+            await channel.queue_delete(shard)
+        assert "~ policy" in (await broker.relay("topology", "apply", path)).stdout
+        assert (await broker.relay("topology", "check", path)).returncode == 0
