@@ -149,12 +149,13 @@ def test_a_consumer_on_a_retry_queue_is_a_conflict() -> None:
     assert (change.action, change.detail) == (Action.CONFLICT, "has 1 consumer: messages do not wait there")
 
 
+@pytest.mark.parametrize("to", ["all", "queues", "quorum_queues"])
 @pytest.mark.parametrize(("priority", "is_conflict"), [(9, False), (10, True), (11, True)])
-def test_a_policy_that_takes_the_place_of_ours(priority: int, is_conflict: bool) -> None:
+def test_a_policy_that_takes_the_place_of_ours(priority: int, is_conflict: bool, to: str) -> None:
     other = {
         "name": "all",
         "pattern": "^inv$",
-        "apply-to": "all",
+        "apply-to": to,
         "priority": priority,
         "definition": {"ha-mode": "all"},
     }
@@ -168,8 +169,10 @@ def test_a_policy_that_takes_the_place_of_ours(priority: int, is_conflict: bool)
     assert change.mend == f"set policy_priority above {priority}, or narrow the pattern of all"
 
 
-def test_a_policy_for_exchanges_or_with_a_pattern_of_pcre_only_is_no_conflict() -> None:
+def test_a_policy_for_other_objects_or_with_a_pattern_of_pcre_only_is_no_conflict() -> None:
     others = [
+        {"name": "c", "pattern": "inv", "apply-to": "classic_queues", "priority": 99, "definition": {}},
+        {"name": "s", "pattern": "inv", "apply-to": "streams", "priority": 99, "definition": {}},
         {"name": "e", "pattern": "inv", "apply-to": "exchanges", "priority": 99, "definition": {}},
         {"name": "p", "pattern": "(?|inv)", "apply-to": "queues", "priority": 99, "definition": {}},
     ]
