@@ -45,13 +45,18 @@ def _text(value: Any) -> str:
     return values.short_string(value)
 
 
-def _name(value: Any) -> str:
+def name(value: Any) -> str:
+    """Of an exchange or queue that may be declared."""
     text = _text(value)
     if not text:
         raise ValueError("empty")
     if text.startswith("amq."):
         raise ValueError("reserved for RabbitMQ itself")
     return text
+
+
+def _name_or_none(value: Any) -> str:
+    return value if value == "" else name(value)
 
 
 def _some_text(value: Any) -> str:
@@ -137,12 +142,12 @@ TOP: Final = (
 )
 
 EXCHANGE: Final = (
-    Field("name", _name, _NAME, is_required=True),
+    Field("name", name, _NAME, is_required=True),
     Field("type", _choice(ExchangeType), ", ".join(ExchangeType), ExchangeType.TOPIC),
 )
 
 QUEUE: Final = (
-    Field("name", _name, _NAME, is_required=True),
+    Field("name", name, _NAME, is_required=True),
     Field("type", _choice(QueueType), ", ".join(QueueType), QueueType.QUORUM),
     Field("bind", _tables, 'an array of tables: [{ exchange = "orders", key = "order.*" }]', []),
     Field("single_active_consumer", _switch, "true or false"),
@@ -152,7 +157,7 @@ QUEUE: Final = (
     Field("retry", _retry, f'up to 32 durations, ["5s", "30s", "5m"], or "{BROKER}"', ()),
     Field("retry_min", _duration, DURATION),
     Field("retry_max", _duration, DURATION),
-    Field("dead_letter", _text, 'an exchange\'s name; "" for none'),
+    Field("dead_letter", _name_or_none, 'an exchange\'s name; "" for none'),
     Field("parking", _table, "a table: [queue.parking]"),
     Field("strategy", _choice(Strategy), ", ".join(Strategy)),
     Field("overflow", _choice(Overflow), ", ".join(Overflow), Overflow.REJECT_PUBLISH),
@@ -170,7 +175,7 @@ BIND: Final = (
 )
 
 PARKING: Final = (
-    Field("name", _name, _NAME),
+    Field("name", name, _NAME),
     Field("retention", _duration, DURATION),
     Field("user", _some_text, "an existing user's name"),
     Field("max_length", _whole(1, 2**50), _COUNT),

@@ -131,6 +131,10 @@ retention = "soon"
         ("delivery_limit = true", "7: delivery_limit = True: not a whole number"),
         ("retry = '5s'", "7: retry = '5s': not a ladder; allowed: up to 32 durations"),
         ("parking = 'p'", "7: parking = 'p': not a table; allowed: a table: [queue.parking]"),
+        (
+            "dead_letter = 'amq.foo'",
+            "7: dead_letter = 'amq.foo': reserved for RabbitMQ itself; allowed: an exchange's name",
+        ),
         ("parking = { name = 'amq.p' }", "7: name = 'amq.p': reserved for RabbitMQ itself; allowed: a name"),
     ],
 )
@@ -175,6 +179,19 @@ def test_an_impossible_line(line: str, told: str) -> None:
         (
             f"[[queue]]\nname = '{'q' * 250}'\nretry = ['5s']\ndead_letter = 'd'",
             "10: '" + "q" * 250 + ".retry.5s', which is",
+        ),
+        (
+            "[queue.parking]\nname = 'orders.inventory.retry.5s'",
+            "10: the parking queue orders.inventory.retry.5s is the retry queue of orders.inventory: no consumer, no",
+        ),
+        (f"[[queue]]\nname = '{'q' * 250}'\ndead_letter = 'd'", "10: '" + "q" * 250 + ".parking', which is"),
+        (
+            f"[[exchange]]\nname = '{'x' * 253}'\n[[queue]]\nname = 'q'\nbind = [{{ exchange = '{'x' * 253}', key = 'a' }}]",
+            f"13: the dead letter exchange would be {'x' * 253}.dlx: longer than 255 bytes; allowed: with dead_letter =",
+        ),
+        (
+            "[[queue]]\nname = 'q'\nbind = [{ exchange = 'amq.topic', key = 'a' }]",
+            "11: the dead letter exchange would be amq.topic.dlx: reserved for RabbitMQ itself; allowed: with dead_letter =",
         ),
         ("[queue.nope]\nx = 1", "9: unknown key 'nope' in [[queue]]"),
     ],
