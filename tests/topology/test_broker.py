@@ -261,6 +261,8 @@ async def test_a_wrong_file_a_wrong_vhost_a_wrong_password(broker: Vhost) -> Non
     elsewhere = await broker.relay("topology", "check", path, "--vhost", "nowhere")
     assert elsewhere.returncode == 4
     assert "rabbitmqctl add_vhost nowhere" in elsewhere.stdout
+    unnamed = await broker.relay("topology", "check", path, "--vhost", "")
+    assert (unnamed.returncode, unnamed.stderr) == (2, "relay: --vhost '': empty; allowed: a vhost's name\n")
     settings = {"RELAY_MANAGEMENT_URL": broker.server.management_url.replace(":guest@", ":s3cretword@")}
     refused = await broker.relay("topology", "check", path, settings=settings)
     assert refused.returncode == 1

@@ -193,6 +193,10 @@ def test_an_impossible_line(line: str, told: str) -> None:
             "[[queue]]\nname = 'q'\nbind = [{ exchange = 'amq.topic', key = 'a' }]",
             "11: the dead letter exchange would be amq.topic.dlx: reserved for RabbitMQ itself; allowed: with dead_letter =",
         ),
+        (
+            f"[[queue]]\nname = 'q'\nbind = [{{ exchange = 'orders', key = 'a', arguments = {{ x = {2**63} }} }}]",
+            "11: arguments = {'x': 9223372036854775808}: a number of more than 64 bits; allowed: a table of",
+        ),
         ("[queue.nope]\nx = 1", "9: unknown key 'nope' in [[queue]]"),
     ],
 )
@@ -205,6 +209,15 @@ def test_what_is_no_toml_names_its_line() -> None:
     (problem,) = problems(HEAD + "retry = [\n")
     assert problem.startswith("t.toml:7: not TOML: ")
     assert "allowed: TOML 1.0" in problem
+
+
+@pytest.mark.parametrize(
+    ("value", "told"),
+    [("9" * 5000, "5000 digits"), ("[" * 3000 + "]" * 3000, "recursion"), ("0x" + "f" * 5000, "too large")],
+)
+def test_what_python_cannot_read_is_a_fault_of_the_file(value: str, told: str) -> None:
+    (problem,) = problems(f"policy_priority = {value}\n")
+    assert problem.startswith("t.toml:1: ") and told in problem, problem
 
 
 def test_lines_are_right_behind_a_long_text() -> None:
