@@ -343,6 +343,13 @@ def amqp_address(url: str) -> str:
     return f"{_address(host, port)}/{quote(unquote(parts.path[1:]) or '/', safe='')}"
 
 
+def amqp_user(url: str) -> str | None:
+    """Who logs in by a checked URL; None where its certificate says it, by the broker's `ssl_cert_login_from`."""
+    parts = urlsplit(url)
+    is_external = dict(_pairs(parts.query)).get("auth", "").lower() == "external"
+    return None if is_external else unquote(parts.username or "guest")
+
+
 def _check_amqp_url(url: str) -> None:
     parts = _split(url, ("amqp", "amqps"))
     _hosts(parts.netloc, several=False)

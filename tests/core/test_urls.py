@@ -150,6 +150,14 @@ def test_an_amqp_url_that_the_driver_would_misread_is_refused(url: str, names: s
         urls.amqp_urls(url)
 
 
+def test_who_logs_in() -> None:
+    """With auth=external nobody here knows: not `guest`, whose rights `relay check` judged and whose messages
+    `relay redrive` took for its own."""
+    assert urls.amqp_user("amqp://us%40er:p@h/") == "us@er"
+    assert urls.amqp_user("amqp://h/") == "guest"
+    assert urls.amqp_user("amqps://h/?certfile=/c&auth=EXTERNAL") is None
+
+
 async def test_a_host_of_the_environment_that_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
     """PGHOST is the driver's own to read: what it cannot look up is refused, and no fault of ours."""
     for name, value in (("PGHOST", "db..svc"), ("PGPORT", "soon")):
