@@ -65,10 +65,9 @@ class _Look:
 
     def findings(self) -> Iterator[Finding]:
         """All of them. Raises ApiFailed where the API does not answer at all."""
-        overview = self._api.get("overview") or {}
-        version = str(overview.get("rabbitmq_version", ""))
+        version = str(self._api.overview()["rabbitmq_version"])
         self._version = tuple(int(number) for number in re.findall(r"\d+", version)[:2])
-        yield ok("management", f"RabbitMQ {version or 'of an unknown version'}")
+        yield ok("management", f"RabbitMQ {version}")
         yield from self._part("routes", self._routes)
         if (user := self._user) is None:
             why = "auth=external: the certificate says who the user is, by the broker's ssl_cert_login_from"
