@@ -244,6 +244,14 @@ async def test_the_printed_commands_do_the_same(broker: Vhost) -> None:
     assert (done.returncode, done.stdout) == (0, f"vhost {broker.vhost}: as described\n")
 
 
+async def test_a_password_that_is_a_word_spoils_no_command(broker: Vhost) -> None:
+    """The password of the management URL is `guest`."""
+    path = broker.write(LADDER.replace("inventory", "guest"))
+    for arguments in ((), ("--json",)):
+        done = await broker.relay("topology", "plan", path, *arguments)
+        assert (done.returncode, "topology.orders.guest" in done.stdout, "***" in done.stdout) == (4, True, False)
+
+
 async def test_without_the_api_apply_and_check_say_what_they_need(broker: Vhost) -> None:
     path = broker.write(LADDER)
     for action in ("apply", "check"):
