@@ -171,6 +171,12 @@ def mapped_errors(*, connecting: bool = False) -> Iterator[None]:
         raise DatabaseRefused(f"the PostgreSQL driver cannot use this URL: {error}") from error
     except (asyncpg.InterfaceError, asyncpg.InternalClientError) as error:
         raise gone(f"the PostgreSQL session is unusable: {error}") from error
+    except ValueError as error:
+        if not connecting:
+            raise
+        # The driver adds what its URL leaves open from the environment, and nobody has checked that.
+        hint = "check PGHOST, PGPORT and the other PG… variables"
+        raise DatabaseRefused(f"the PostgreSQL driver cannot use its URL: {error}", hint=hint) from error
 
 
 def _said(error: asyncpg.PostgresError) -> str:

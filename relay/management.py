@@ -41,10 +41,19 @@ class ManagementApi:
         parts = urlsplit(url)
         # urllib would take credentials for a part of the host's name.
         address = parts._replace(netloc=parts.netloc.rpartition("@")[2], query="", fragment="")
-        self._base = urlunsplit(address).rstrip("/")
+        self._base = urlunsplit(address).rstrip("/").removesuffix("/api")
         pair = f"{unquote(parts.username or 'guest')}:{unquote(parts.password or 'guest')}"
         self._authorization = "Basic " + base64.b64encode(pair.encode()).decode()
         self._tls = _tls(parts.query) if parts.scheme == "https" else None
+
+    def overview(self) -> Mapping[str, Any]:
+        """The broker's own document, with its version: the first thing to ask, for any HTTP server answers 404 to the rest.
+        Raises ApiFailed, ApiRefused.
+        """
+        found = self.get("overview")
+        if not isinstance(found, dict) or not found.get("rabbitmq_version"):
+            raise ApiFailed(f"{self._base} is not RabbitMQ's management API")
+        return found
 
     def get(self, *path: str, **query: str) -> Any:
         """The document at the path; None for 404. Raises ApiFailed, ApiRefused."""

@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
+from typing import Any
 from urllib.parse import quote, quote_plus, unquote
 
 MASK = "***"
@@ -67,6 +68,21 @@ class Redactor:
         if self._pattern is not None:
             text = self._pattern.sub(lambda found: found.groupdict().get("name") or MASK, text)
         return mask_urls(text)
+
+
+def redacted(document: Any, redact: Callable[[str], str]) -> Any:
+    """A JSON document with each of its texts redacted. Keys and numbers stay: they are ours, and `1234` or `relays` may hold
+    somebody's password.
+    """
+    match document:
+        case str():
+            return redact(document)
+        case Mapping():
+            return {key: redacted(value, redact) for key, value in document.items()}
+        case list() | tuple():
+            return [redacted(value, redact) for value in document]
+        case _:
+            return document
 
 
 _UNDECODED = "surrogateescape"

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from urllib.parse import SplitResult, quote, unquote, urlsplit
 
 from relay import tls
+from relay.values import host_name
 
 _PERCENT_HINT = (
     "special characters of a user or password are written percent-encoded: @ %40, : %3A, / %2F, ? %3F, # %23"
@@ -21,7 +22,9 @@ _PERCENT_HINT = (
 
 
 def hosts_and_parameters(url: str) -> tuple[tuple[str, ...], Mapping[str, str]]:
-    """Of a URL that was checked: its hosts (a socket's directory is one), and the parameters behind its `?`."""
+    """Of a URL that was checked: its hosts (a socket's directory is one; a database's may name none), and the parameters
+    behind its `?`.
+    """
     parts = urlsplit(url)
     parameters = dict(_pairs(parts.query))
     if "host" in parameters:
@@ -50,15 +53,26 @@ def _split(text: str, schemes: tuple[str, ...]) -> SplitResult:
 
 
 def _hosts(netloc: str, *, several: bool) -> tuple[tuple[str, int | None], ...]:
-    """(host, port) of every host after the user; raises where one is empty or a port is none."""
+    """(host, port) of every host after the user, none of none where `several` may be; raises where one is empty or a port
+    is none.
+    """
     hostspecs = netloc.rpartition("@")[2]
+    if several and not hostspecs:
+        return ()
+    if "," in hostspecs and not several:
+        raise ValueError("names several hosts; several brokers are several whole URLs, separated by commas")
     found = []
-    for hostspec in hostspecs.split(",") if several else [hostspecs]:
+    for hostspec in hostspecs.split(","):
         match = re.fullmatch(r"(?:\[([0-9A-Fa-f:.%\w]+)\]|([^\[\]:\s]+))(?::([0-9]{1,5}))?", hostspec)
         if match is None:
             raise ValueError(f"has a host or port that is none; {_PERCENT_HINT}")
-        found.append((match[1] or unquote(match[2]), _port(match[3]) if match[3] else None))
+        found.append((_host(match[1] or unquote(match[2])), _port(match[3]) if match[3] else None))
     return tuple(found)
+
+
+def _host(text: str) -> str:
+    """A name, an address, or a socket's directory."""
+    return text if text.startswith("/") else host_name(text)
 
 
 def _port(text: str) -> int:
@@ -216,7 +230,7 @@ def database_target(text: str) -> DatabaseTarget:
 
 
 def _database_hosts(parts: SplitResult, pairs: Mapping[str, str]) -> tuple[tuple[str, int | None], ...]:
-    in_authority = _hosts(parts.netloc, several=True) if parts.netloc.rpartition("@")[2] else ()
+    in_authority = _hosts(parts.netloc, several=True)
     if "host" not in pairs:
         if "port" in pairs and not in_authority:
             raise ValueError("has a port parameter without a host")
@@ -227,7 +241,7 @@ def _database_hosts(parts: SplitResult, pairs: Mapping[str, str]) -> tuple[tuple
         names = pairs["host"].split(",")
         if not all(names):
             raise ValueError("has an empty host")
-        hosts = tuple((name, None) for name in names)
+        hosts = tuple((_host(name), None) for name in names)
     if "port" in pairs:
         ports = [_port(port) for port in pairs["port"].split(",")]
         if len(ports) not in (1, len(hosts)):
@@ -327,6 +341,13 @@ def amqp_address(url: str) -> str:
     parts = urlsplit(url)
     ((host, port),) = _hosts(parts.netloc, several=False)
     return f"{_address(host, port)}/{quote(unquote(parts.path[1:]) or '/', safe='')}"
+
+
+def amqp_user(url: str) -> str | None:
+    """Who logs in by a checked URL; None where its certificate says it, by the broker's `ssl_cert_login_from`."""
+    parts = urlsplit(url)
+    is_external = dict(_pairs(parts.query)).get("auth", "").lower() == "external"
+    return None if is_external else unquote(parts.username or "guest")
 
 
 def _check_amqp_url(url: str) -> None:

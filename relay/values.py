@@ -275,4 +275,13 @@ def listen_address(text: str) -> ListenAddress | None:
     port = int(match[3])
     if port > 65535:
         raise ValueError("no such port")
-    return ListenAddress(match[1] or match[2] or "0.0.0.0", port)
+    return ListenAddress(host_name(match[1] or match[2] or "0.0.0.0"), port)
+
+
+def host_name(text: str) -> str:
+    """A host's name or address that can be looked up: `db..svc` and a part of more than 63 characters cannot."""
+    try:
+        text.encode("idna")
+    except UnicodeError:
+        raise ValueError("names a host with a part that is empty or longer than 63 characters") from None
+    return text

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import ssl
 import threading
@@ -12,7 +13,13 @@ from typing import Any
 
 import pytest
 
+from relay.config import load
 from relay.management import ApiFailed, ApiRefused, ManagementApi
+from relay.preflight import management
+from relay.preflight.finding import Level
+from relay.topology.broker import look
+from relay.topology.description import Topology
+from relay.topology.expand import expand
 from relay.urls import management_url
 from tests.authority import Authority
 
@@ -73,6 +80,25 @@ def test_names_and_credentials_of_any_kind(broker: _Broker) -> None:
 
 def test_what_is_not_there_is_none(broker: _Broker) -> None:
     assert ManagementApi(f"http://127.0.0.1:{broker.port}").get("queues", "/", "q") is None
+
+
+def test_a_server_of_another_kind_is_no_broker_without_the_vhost(broker: _Broker) -> None:
+    """Its 404 was taken for an answer: `plan` said that there is no such vhost, `check` that all is well."""
+    api = ManagementApi(f"http://me:hunter2secret@127.0.0.1:{broker.port}/shop")
+    for document in ({"version": "1"}, ["overview"], None):
+        broker.answers["/shop/api/overview"] = (404 if document is None else 200, document)
+        with pytest.raises(ApiFailed, match=rf"^http://127.0.0.1:{broker.port}/shop is not RabbitMQ's management API$"):
+            look(api, expand(Topology("/", 0, (), ())))
+    config, _ = load({"RELAY_AMQP_URL": "amqp://h", "RELAY_MANAGEMENT_URL": f"http://127.0.0.1:{broker.port}"})
+    found = asyncio.run(management.check(config, None))
+    assert "is not RabbitMQ's management API" in found[0].text
+    assert {finding.level for finding in found[1:]} == {Level.NOT_CHECKED}
+
+
+@pytest.mark.parametrize("end", ["", "/", "/api", "/api/"])
+def test_the_api_in_its_address_is_there_once(broker: _Broker, end: str) -> None:
+    broker.answers["/api/overview"] = (200, {"rabbitmq_version": "3.10.8"})
+    assert ManagementApi(f"http://127.0.0.1:{broker.port}{end}").overview()["rabbitmq_version"] == "3.10.8"
 
 
 def test_a_refusal_says_why(broker: _Broker) -> None:

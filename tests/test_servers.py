@@ -137,6 +137,13 @@ async def test_a_killed_rabbit_comes_back_on_its_port_with_its_durable_messages(
     assert not directory.exists()
 
 
+def test_a_private_rabbit_reads_no_configuration_of_the_machine(rabbit_server: RabbitServer) -> None:
+    """What stands in /etc/rabbitmq/conf.d or its advanced.config is for another broker."""
+    for name, file in (("additional_config_files", "conf.d"), ("advanced_config_file", "advanced.config")):
+        found = rabbit_server.eval(f"maps:get({name}, rabbit_prelaunch:get_context())")
+        assert found.startswith(f'"{rabbit_server.directory}/{file}'), found
+
+
 async def test_a_memory_alarm_is_raised_and_cleared(rabbit_server: RabbitServer) -> None:
     rabbit_server.memory_alarm(True)
     try:

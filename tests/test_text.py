@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import json
 
 import pytest
 from hypothesis import given
@@ -10,6 +11,7 @@ from hypothesis import strategies as st
 
 from relay.cli import console
 from relay.errors import BrokerUnavailable, ConfigError, RelayError
+from relay.redaction import Redactor
 from relay.text import columns, cut, many, printable, seconds
 
 ERASES = "order\x1b[2J\r\n\x9b31mpaid"
@@ -43,6 +45,18 @@ def test_durations_are_read_at_a_glance() -> None:
 def test_counted_nouns_and_cut_texts() -> None:
     assert (many(1, "row"), many(0, "row"), many(2000, "row")) == ("1 row", "0 rows", "2,000 rows")
     assert (cut("abcd", 4), cut("abcde", 4)) == ("abcd", "abcd…")
+
+
+def test_a_password_that_is_a_word_or_a_number_spoils_no_document(capsys: pytest.CaptureFixture[str]) -> None:
+    """Keys became `***s`, and numbers no JSON."""
+    document = {"relays": [{"name": "relay-1", "port": 1234, "is_up": True, "tags": ("relay", None, 1.5)}]}
+    redactor = Redactor()
+    redactor.learn("relay", "1234", "12", "true", "name")
+    shown = console.Console({})
+    shown.redact = redactor.redact
+    console.print_json(document, shown)
+    found = json.loads(capsys.readouterr().out)
+    assert found == {"relays": [{"name": "***-1", "port": 1234, "is_up": True, "tags": ["***", None, 1.5]}]}
 
 
 @pytest.mark.parametrize("error", [RelayError(ERASES, hint=ERASES), BrokerUnavailable(ERASES), ConfigError([ERASES])])

@@ -55,6 +55,16 @@ class Console:
         """As it may stand on a terminal: no secret, and nothing that would command it."""
         return printable(self.redact(text))
 
+    def unlearned(self) -> Console:
+        """For words that hold no password of ours, and must stay as they are where one is an ordinary word: commands. What
+        is plain to see in a URL is masked all the same.
+        """
+        from relay.redaction import mask_urls
+
+        other = Console(self.environ)
+        other.redact = mask_urls
+        return other
+
     def complain(self, error: RelayError) -> None:
         """An error for a person: its text, for a configuration each problem on a line, and the hint."""
         if isinstance(error, ConfigError):
@@ -196,5 +206,7 @@ def print_columns(lines: Sequence[Sequence[str]], console: Console) -> None:
 def print_json(document: Mapping[str, object], console: Console) -> None:
     import json
 
+    from relay.redaction import redacted
+
     is_unicode = "utf" in (sys.stdout.encoding or "").lower()
-    print(console.redact(json.dumps(document, indent=2, ensure_ascii=not is_unicode)))
+    print(json.dumps(redacted(document, console.redact), indent=2, ensure_ascii=not is_unicode))

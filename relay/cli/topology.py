@@ -1,4 +1,4 @@
-"""`relay topology plan | apply | check`."""
+"""`relay topology plan | apply | check`. What they print is the file's and the broker's: no setting's password is in it."""
 
 from __future__ import annotations
 
@@ -43,9 +43,9 @@ def _topology_plan(options: argparse.Namespace, console: Console) -> int:
 
     plan = apply.plan(config, apply.wanted_by(options.file, options.vhost))
     if options.json:
-        print_json(words.document(plan), console)
+        print_json(words.document(plan), console.unlearned())
     else:
-        print_lines(words.lines(plan), console)
+        print_lines(words.lines(plan), console.unlearned())
     return CheckFailed.exit_code if plan.differs else 0
 
 
@@ -56,12 +56,12 @@ def _topology_apply(options: argparse.Namespace, console: Console) -> int:
 
     wanted = apply.wanted_by(options.file, options.vhost)
     done: list[Change] = []
-    plan = apply.apply(config, wanted, done.append)
+    plan, told = apply.apply(config, wanted, done.append), console.unlearned()
     if options.json:
         document = words.document(plan)
-        print_json({**document, "done": [words.change_document(change) for change in done]}, console)
+        print_json({**document, "done": [words.change_document(change) for change in done]}, told)
     else:
-        print_lines([*words.change_lines([*done, *(plan.changes or ())]), words.summary(plan)], console)
+        print_lines([*words.change_lines([*done, *(plan.changes or ())]), words.summary(plan)], told)
     return CheckFailed.exit_code if plan.differs else 0
 
 
@@ -72,7 +72,7 @@ def _topology_check(options: argparse.Namespace, console: Console) -> int:
 
     plan = apply.check(config, apply.wanted_by(options.file, options.vhost))
     if options.json:
-        print_json(words.document(plan), console)
+        print_json(words.document(plan), console.unlearned())
     else:
-        print_lines([*words.change_lines(plan.changes or ()), words.summary(plan)], console)
+        print_lines([*words.change_lines(plan.changes or ()), words.summary(plan)], console.unlearned())
     return CheckFailed.exit_code if plan.differs else 0

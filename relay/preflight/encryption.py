@@ -40,9 +40,14 @@ def _warnings(config: Config) -> Iterator[Finding]:
 def _database(dsn: str, address: str) -> Iterator[Finding]:
     hosts, parameters = hosts_and_parameters(dsn)
     mode = parameters.get("sslmode", "prefer")
-    if all(map(_is_local, hosts)) or mode == "verify-full":
+    if mode == "verify-full":
         return
-    if mode in ("disable", "allow", "prefer"):
+    if not hosts:
+        said = "names no host, so PGHOST or a service file may; without them it is a socket of this machine"
+        yield not_checked(CHECK, f"{address}: RELAY_DATABASE_URL {said}", "name the host in RELAY_DATABASE_URL")
+    elif all(map(_is_local, hosts)):
+        return
+    elif mode in ("disable", "allow", "prefer"):
         yield warning(CHECK, f"{address}: sslmode={mode}, so it may go unencrypted", f"sslmode=verify-full; {_MEND}")
     else:
         said = "the name in the server's certificate is not checked"

@@ -19,6 +19,7 @@ from relay.preflight.pending import Pending
 from relay.preflight.routes import Topology
 from relay.route import Router
 from relay.text import many
+from relay.urls import amqp_user
 
 CHECKS: Final = ("routes", "queues", "permissions", "limits")
 TAGS: Final = {
@@ -54,9 +55,9 @@ class _Look:
     """One look; each part by itself, since a user with few tags may see one and not another."""
 
     def __init__(self, api: ManagementApi, amqp_url: str, config: Config, waiting: Pending | None) -> None:
-        parts = urlsplit(amqp_url)
         self._api = api
-        self._vhost, self._user = unquote(parts.path[1:]) or "/", unquote(parts.username or "guest")
+        self._vhost = unquote(urlsplit(amqp_url).path[1:]) or "/"
+        self._user = amqp_user(amqp_url)
         self._in_flight_max = config.max_in_flight
         self._exchange = Router(config.exchange, config.routing_key).constant_exchange
         self._waiting = waiting
@@ -64,13 +65,17 @@ class _Look:
 
     def findings(self) -> Iterator[Finding]:
         """All of them. Raises ApiFailed where the API does not answer at all."""
-        overview = self._api.get("overview") or {}
-        version = str(overview.get("rabbitmq_version", ""))
+        version = str(self._api.overview()["rabbitmq_version"])
         self._version = tuple(int(number) for number in re.findall(r"\d+", version)[:2])
-        yield ok("management", f"RabbitMQ {version or 'of an unknown version'}")
+        yield ok("management", f"RabbitMQ {version}")
         yield from self._part("routes", self._routes)
-        yield from self._part("permissions", self._permissions)
-        yield from self._part("least permissions", self._tags)
+        if (user := self._user) is None:
+            why = "auth=external: the certificate says who the user is, by the broker's ssl_cert_login_from"
+            mend = f"look by hand: rabbitmqctl list_permissions -p {self._vhost}"
+            yield from (not_checked(name, why, mend) for name in ("permissions", "least permissions"))
+        else:
+            yield from self._part("permissions", lambda: self._permissions(user))
+            yield from self._part("least permissions", lambda: self._tags(user))
         yield from self._part("limits", self._limits)
 
     def _part(self, name: str, look: Callable[[], Iterator[Finding]]) -> Iterator[Finding]:
@@ -111,8 +116,8 @@ class _Look:
 
     # ------------------------------------------------------------ rights and limits
 
-    def _permissions(self) -> Iterator[Finding]:
-        granted = self._api.get("permissions", self._vhost, self._user)
+    def _permissions(self, user: str) -> Iterator[Finding]:
+        granted = self._api.get("permissions", self._vhost, user)
         setting = f"rabbitmqctl set_permissions -p {self._vhost} USER"
         if granted is None:
             yield error("permissions", f"the user has none in the vhost {self._vhost}", f"{setting} …")
@@ -130,9 +135,8 @@ class _Look:
             mend = f"{setting} '^$' '^({'|'.join(map(re.escape, sorted(wanted))) or '…'})$' '^$'"
             yield warning("least permissions", f"the user may {' and '.join(excess)} too: a relay only writes", mend)
 
-    def _tags(self) -> Iterator[Finding]:
-        user = self._api.get("users", self._user) or {}
-        tags = user.get("tags") or []
+    def _tags(self, user: str) -> Iterator[Finding]:
+        tags = (self._api.get("users", user) or {}).get("tags") or []
         # A text with commas before RabbitMQ 3.9.
         tags = [tag for tag in tags.split(",") if tag] if isinstance(tags, str) else tags
         if tags:

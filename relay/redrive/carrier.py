@@ -26,6 +26,7 @@ from relay.redrive.choice import Route, Taken
 from relay.redrive.sender import Carried, Sender, Verdict
 from relay.redrive.session import Session
 from relay.redrive.source import Source
+from relay.urls import amqp_user
 
 _CLOSE_TIMEOUT_S: Final = 10.0
 
@@ -36,7 +37,7 @@ class Carrier:
     def __init__(self, session: Session, channel: AbstractChannel, queue: str, ready: int) -> None:
         self.ready = ready
         """Messages that were ready when it was opened."""
-        self.user = session.connection.url.user or "guest"
+        self.user = amqp_user(str(session.connection.url))
         self._session = session
         self._source = Source(session, channel, queue, self._acknowledge)
         self._sender = Sender(session)

@@ -130,8 +130,10 @@ def _first_route(headers: Mapping[str, Any]) -> Route | None:
     return None
 
 
-def copy_of(taken: Taken, run: str, user: str) -> ExactProperties:
-    """The properties of the copy. `user` is who publishes it: RabbitMQ takes no other's `user_id` from him."""
+def copy_of(taken: Taken, run: str, user: str | None) -> ExactProperties:
+    """The properties of the copy. `user` is who publishes it, None where nobody here knows: RabbitMQ takes no other's
+    `user_id` from him.
+    """
     headers = {
         name: value
         for name, value in taken.headers.items()

@@ -96,6 +96,9 @@ class RabbitServer(Server):
             "RABBITMQ_LOGS": str(d / "log" / "rabbit.log"),
             "RABBITMQ_ENABLED_PLUGINS_FILE": str(d / "enabled_plugins"),
             "RABBITMQ_CONFIG_FILE": str(d / "rabbitmq.conf"),
+            # Unless they are named, those in /etc/rabbitmq are read as well.
+            "RABBITMQ_CONFIG_FILES": str(d / "conf.d"),
+            "RABBITMQ_ADVANCED_CONFIG_FILE": str(d / "advanced.config"),
             "RABBITMQ_CONF_ENV_FILE": "/dev/null",
             "RABBITMQ_PID_FILE": str(d / "pid"),
             "RABBITMQ_GENERATED_CONFIG_DIR": str(d / "gen"),
@@ -270,12 +273,13 @@ class RabbitServer(Server):
         return [self.pid, *group_members(self.pid)]
 
     def _write_files(self, plugins: Sequence[str], extra_config: str) -> None:
-        for name in ("home", "data", "log", "gen"):
+        for name in ("home", "data", "log", "gen", "conf.d"):
             (self.directory / name).mkdir(exist_ok=True)
         cookie = self.directory / "home" / ".erlang.cookie"
         cookie.write_text(self._cookie)
         cookie.chmod(0o400)
         (self.directory / "enabled_plugins").write_text(f"[{','.join(plugins)}].\n")
+        (self.directory / "advanced.config").write_text("[].\n")
         lines = [
             f"listeners.tcp.1 = {LOOPBACK}:{self.port}",
             "loopback_users = none",

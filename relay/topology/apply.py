@@ -12,7 +12,7 @@ from pathlib import Path
 from relay.config import SETTINGS, Config, not_set
 from relay.errors import BrokerError, BrokerRefused, BrokerUnavailable, ConfigError, UsageError
 from relay.management import ApiFailed, ApiRefused, ManagementApi
-from relay.topology import broker
+from relay.topology import broker, fields
 from relay.topology.changes import Action, Change
 from relay.topology.commands import all_of, commands
 from relay.topology.compare import compare
@@ -37,7 +37,9 @@ class Plan:
 
 
 def wanted_by(path: str, vhost: str | None) -> Expansion:
-    """What the file describes; `vhost` instead of the file's own. Raises ConfigError (its faults), UsageError (no file)."""
+    """What the file describes; `vhost` instead of the file's own. Raises ConfigError (its faults), UsageError (no file,
+    no vhost's name).
+    """
     try:
         text = Path(path).read_text(encoding="utf-8")
     except OSError as error:
@@ -45,7 +47,12 @@ def wanted_by(path: str, vhost: str | None) -> Expansion:
     except UnicodeDecodeError:
         raise UsageError(f"{path}: is not UTF-8") from None
     topology = read(text, path)
-    return expand(topology if vhost is None else replace(topology, vhost=vhost))
+    if vhost is None:
+        return expand(topology)
+    try:
+        return expand(replace(topology, vhost=fields.some_text(vhost)))
+    except ValueError as error:
+        raise UsageError(f"--vhost {vhost!r}: {error}; allowed: a vhost's name") from None
 
 
 def plan(config: Config, wanted: Expansion) -> Plan:

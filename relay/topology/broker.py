@@ -24,16 +24,15 @@ QUEUE_COLUMNS = "name,type,durable,auto_delete,exclusive,arguments"
 
 def look(api: ManagementApi, wanted: Expansion) -> Found | None:
     """What the vhost has; None where there is no such vhost. Raises ApiFailed."""
-    vhost = wanted.vhost
+    vhost, overview = wanted.vhost, api.overview()
     if api.get("vhosts", vhost) is None:
         return None
-    overview = api.get("overview")
     consumers: dict[str, int] = {}
     for consumer in api.get("consumers", vhost) or []:
         name = consumer["queue"]["name"]
         consumers[name] = consumers.get(name, 0) + 1
     return Found(
-        version=str(overview.get("rabbitmq_version", "")),
+        version=str(overview["rabbitmq_version"]),
         exchange_types=frozenset(kind["name"] for kind in overview.get("exchange_types", [])),
         feature_flags=_feature_flags(api),
         exchanges=api.get("exchanges", vhost) or [],
@@ -61,7 +60,7 @@ def _users(api: ManagementApi, vhost: str, names: set[str]) -> dict[str, Any] | 
 
 
 def _if_allowed(api: ManagementApi, *path: str) -> Any:
-    """The document, or None where this user may not see it. A wrong password is said by `vhosts` before."""
+    """The document, or None where this user may not see it. A wrong password is said by `overview` before."""
     try:
         return api.get(*path)
     except ApiRefused as refusal:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
-from relay.topology.expand import AnyObject, Arguments
+from relay.topology.expand import AnyObject, Arguments, BindingObject
 
 
 class Action(StrEnum):
@@ -73,6 +74,23 @@ def word(value: object) -> str:
             return '""'
         case _:
             return str(value)
+
+
+def binding_of(document: Mapping[str, Any]) -> BindingObject:
+    """A binding as the API tells it."""
+    given = (document.get("arguments") or {}).items()
+    # An array or a table is none of ours, and cannot be a key.
+    arguments = tuple(sorted((key, value if isinstance(value, str | int) else repr(value)) for key, value in given))
+    to_queue = document["destination_type"] == "queue"
+    return BindingObject(document["source"], document["destination"], to_queue, document["routing_key"], arguments)
+
+
+def matches(pattern: str, name: str) -> bool:
+    """Whether a policy's pattern matches; one that only PCRE understands gets no verdict from here."""
+    try:
+        return re.search(pattern, name) is not None
+    except re.error:
+        return False
 
 
 def by_name(documents: Sequence[Mapping[str, Any]]) -> dict[str, Mapping[str, Any]]:

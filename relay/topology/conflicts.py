@@ -6,11 +6,11 @@ import re
 from collections.abc import Iterator
 from typing import Final
 
-from relay.topology.changes import Action, Change, Found, by_name, difference, table_differences
+from relay.topology.changes import Action, Change, Found, by_name, difference, matches, table_differences
 from relay.topology.expand import FEATURE_FLAG, PLUGINS, Expansion
 
-# RabbitMQ's words for what a policy applies to, where queues are among it (3.10 knows the first two).
-_FOR_QUEUES: Final = ("queues", "all", "quorum_queues", "classic_queues")
+_FOR_QUEUES: Final = ("queues", "all")
+"""RabbitMQ's words for what a policy applies to, where every queue is among it; later than 3.10 also one for each type."""
 
 
 def of_the_broker(wanted: Expansion, found: Found) -> Iterator[Change]:
@@ -86,12 +86,14 @@ def _policies(wanted: Expansion, found: Found) -> Iterator[Change]:
     """Of the policies that match a queue RabbitMQ applies the one of the highest priority; of two, either."""
     ours = {policy.name for policy in wanted.policies}
     others = [document for document in found.policies if document["name"] not in ours]
+    reach = {queue.name: (*_FOR_QUEUES, f"{dict(queue.arguments)['x-queue-type']}_queues") for queue in wanted.queues}
     for policy in wanted.policies:
         for document in others:
             priority = int(document.get("priority", 0))
-            if priority < policy.priority or document.get("apply-to") not in _FOR_QUEUES:
+            if priority < policy.priority:
                 continue
-            taken = [queue for queue in policy.queues if _matches(document.get("pattern", ""), queue)]
+            near = [queue for queue in policy.queues if document.get("apply-to") in reach[queue]]
+            taken = [queue for queue in near if matches(document.get("pattern", ""), queue)]
             if taken:
                 detail = (
                     f"{document['name']} (priority {priority}) takes its place for {taken[0]}: "
@@ -99,14 +101,6 @@ def _policies(wanted: Expansion, found: Found) -> Iterator[Change]:
                 )
                 mend = f"set policy_priority above {priority}, or narrow the pattern of {document['name']}"
                 yield Change(Action.CONFLICT, "policy", policy.name, detail, mend)
-
-
-def _matches(pattern: str, queue: str) -> bool:
-    try:
-        return re.search(pattern, queue) is not None
-    except re.error:
-        # Only PCRE understands it: no verdict from here.
-        return False
 
 
 def _permissions(wanted: Expansion, found: Found) -> Iterator[Change]:

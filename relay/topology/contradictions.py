@@ -19,6 +19,7 @@ from relay.topology.description import (
     Strategy,
     Topology,
 )
+from relay.topology.fields import name as checked_name
 from relay.topology.lines import Path
 from relay.topology.names import retry_queue, shard_exchange, shard_queue
 from relay.values import SHORT_STRING_BYTES_MAX
@@ -87,6 +88,11 @@ def _dead_letters(queue: Queue, path: Path, types: Mapping[str, ExchangeType]) -
         if queue.strategy is Strategy.AT_LEAST_ONCE:
             yield (*path, "strategy"), "at-least-once to nowhere; allowed: with dead_letter = an exchange's name"
         return
+    try:
+        checked_name(queue.dead_letter)
+    except ValueError as error:
+        words = f"the dead letter exchange would be {queue.dead_letter}: {error}"
+        yield (*path, "bind"), f"{words}; allowed: with dead_letter = an exchange's name"
     kind = types.get(queue.dead_letter, ExchangeType.DIRECT)
     if kind not in (ExchangeType.DIRECT, ExchangeType.TOPIC):
         words = f"the {kind} exchange {queue.dead_letter} cannot tell parking queues apart; allowed: direct, topic"
@@ -129,23 +135,27 @@ def _shards(queue: Queue, path: Path) -> Iterator[Problem]:
 def _names(topology: Topology, places: Mapping[str, Path]) -> Iterator[Problem]:
     """Names that are derived belong to what they are derived from, and must fit."""
     derived: dict[str, str] = {}
+    parked: dict[str, str] = {}
     for queue in topology.queues:
         for retry, work, _ in retry_queues(queue):
             derived[retry] = f"is the retry queue of {work}: no consumer, no bindings of its own"
         if queue.shards is not None:
             for work in work_queues(queue):
                 derived[work] = f"is a shard of {queue.name}"
-        if queue.parking is not None:
-            derived.setdefault(queue.parking.name, f"is the parking queue of {queue.name}")
         mine = [*work_queues(queue), *(retry for retry, _, _ in retry_queues(queue)), shard_exchange(queue.name)]
+        if queue.parking is not None:
+            parked.setdefault(queue.parking.name, f"is the parking queue of {queue.name}")
+            mine.append(queue.parking.name)
         longest = max(mine, key=lambda name: len(name.encode()))
         if len(longest.encode()) > SHORT_STRING_BYTES_MAX:
             words = f"{longest!r}, which is named after it, is longer than {SHORT_STRING_BYTES_MAX} bytes"
             yield (*places[f"queue {queue.name}"], "name"), f"{words}; allowed: a shorter name"
     for queue in topology.queues:
-        if queue.name in derived:
-            words = f"{queue.name} {derived[queue.name]}; allowed: another name, or no [[queue]] of it"
-            yield (*places[f"queue {queue.name}"], "name"), words
+        path = places[f"queue {queue.name}"]
+        if (what := derived.get(queue.name) or parked.get(queue.name)) is not None:
+            yield (*path, "name"), f"{queue.name} {what}; allowed: another name, or no [[queue]] of it"
+        if queue.parking is not None and (what := derived.get(queue.parking.name)) is not None:
+            yield (*path, "parking", "name"), f"the parking queue {queue.parking.name} {what}; allowed: another name"
     shard_exchanges = {shard_exchange(queue.name) for queue in topology.queues if queue.shards is not None}
     for exchange in topology.exchanges:
         if exchange.name in shard_exchanges:

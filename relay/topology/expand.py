@@ -68,10 +68,12 @@ class BindingObject:
 
 @dataclass(frozen=True, slots=True)
 class PolicyObject:
-    """Applies to queues. `queues` are those that it is meant for."""
+    """Applies to queues. `queues` are those that it is meant for; `wide` is the pattern while what they were before, shards
+    or none, is still there."""
 
     name: str
     pattern: str
+    wide: str
     priority: int
     definition: Arguments
     queues: tuple[str, ...]
@@ -92,9 +94,10 @@ AnyObject = ExchangeObject | QueueObject | BindingObject | PolicyObject | Permis
 
 @dataclass(frozen=True, slots=True)
 class Expansion:
-    """Everything, in the order in which it can be declared."""
+    """Everything, in the order in which it can be declared. `names` are those of the file's queues, sharded or not."""
 
     vhost: str
+    names: frozenset[str]
     exchanges: tuple[ExchangeObject, ...]
     policies: tuple[PolicyObject, ...]
     queues: tuple[QueueObject, ...]
@@ -119,6 +122,7 @@ def expand(topology: Topology) -> Expansion:
     has_ladder = any(retry_queues(queue) for queue in topology.queues)
     return Expansion(
         vhost=topology.vhost,
+        names=frozenset(queue.name for queue in topology.queues),
         exchanges=tuple(exchanges.values()),
         policies=tuple(policies.values()),
         queues=tuple(queues.values()),
@@ -186,9 +190,9 @@ def _bindings(queue: Queue) -> list[BindingObject]:
 
 
 def _policies(queue: Queue, priority: int) -> list[PolicyObject]:
-    work = work_queues(queue)
-    pattern = f"{re.escape(queue.name)}\\.[0-9]+" if queue.shards is not None else re.escape(queue.name)
-    found = [PolicyObject(_policy_name(queue.name), f"^{pattern}$", priority, _work(queue), work)]
+    name, shard = re.escape(queue.name), r"\.[0-9]+"
+    pattern, wide = f"^{name}{'' if queue.shards is None else shard}$", f"^{name}({shard})?$"
+    found = [PolicyObject(policy_name(queue.name), pattern, wide, priority, _work(queue), work_queues(queue))]
     for retry, back_to, delay_s in retry_queues(queue):
         definition = _sorted(
             {
@@ -199,14 +203,18 @@ def _policies(queue: Queue, priority: int) -> list[PolicyObject]:
                 "overflow": "reject-publish",
             }
         )
-        found.append(PolicyObject(_policy_name(retry), f"^{re.escape(retry)}$", priority, definition, (retry,)))
-    if (parking := queue.parking) is not None:
-        name, pattern = parking.name, f"^{re.escape(parking.name)}$"
-        found.append(PolicyObject(_policy_name(name), pattern, priority, _parked(parking), (name,)))
+        found.append(_policy_of_one(retry, priority, definition))
+    if queue.parking is not None:
+        found.append(_policy_of_one(queue.parking.name, priority, _parked(queue.parking)))
     return found
 
 
-def _policy_name(queue: str) -> str:
+def _policy_of_one(queue: str, priority: int, definition: Arguments) -> PolicyObject:
+    pattern = f"^{re.escape(queue)}$"
+    return PolicyObject(policy_name(queue), pattern, pattern, priority, definition, (queue,))
+
+
+def policy_name(queue: str) -> str:
     """Not the queue's own name: who has made a policy for it by hand may have called it so."""
     return f"topology.{queue}"
 

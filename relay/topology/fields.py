@@ -45,7 +45,8 @@ def _text(value: Any) -> str:
     return values.short_string(value)
 
 
-def _name(value: Any) -> str:
+def name(value: Any) -> str:
+    """Of an exchange or queue that may be declared."""
     text = _text(value)
     if not text:
         raise ValueError("empty")
@@ -54,7 +55,12 @@ def _name(value: Any) -> str:
     return text
 
 
-def _some_text(value: Any) -> str:
+def _name_or_none(value: Any) -> str:
+    return value if value == "" else name(value)
+
+
+def some_text(value: Any) -> str:
+    """Not empty, and an AMQP short string."""
     if not (text := _text(value)):
         raise ValueError("empty")
     return text
@@ -112,6 +118,8 @@ def _retry(value: Any) -> tuple[float, ...] | str:
 def _arguments(value: Any) -> tuple[tuple[str, str | int | bool], ...]:
     if not isinstance(value, dict) or not all(isinstance(item, str | int) for item in value.values()):
         raise ValueError("not a table of texts, whole numbers and booleans")
+    if not all(-(2**63) <= item < 2**63 for item in value.values() if isinstance(item, int)):
+        raise ValueError("a number of more than 64 bits")
     return tuple(sorted(value.items()))
 
 
@@ -130,29 +138,29 @@ def _table(value: Any) -> Any:
 # ---------------------------------------------------------------- fields
 
 TOP: Final = (
-    Field("vhost", _some_text, "a vhost's name", "/"),
+    Field("vhost", some_text, "a vhost's name", "/"),
     Field("policy_priority", _whole(-1000, 1000), "a whole number from -1000 to 1000", POLICY_PRIORITY),
     Field("exchange", _tables, "[[exchange]] tables", []),
     Field("queue", _tables, "[[queue]] tables", []),
 )
 
 EXCHANGE: Final = (
-    Field("name", _name, _NAME, is_required=True),
+    Field("name", name, _NAME, is_required=True),
     Field("type", _choice(ExchangeType), ", ".join(ExchangeType), ExchangeType.TOPIC),
 )
 
 QUEUE: Final = (
-    Field("name", _name, _NAME, is_required=True),
+    Field("name", name, _NAME, is_required=True),
     Field("type", _choice(QueueType), ", ".join(QueueType), QueueType.QUORUM),
     Field("bind", _tables, 'an array of tables: [{ exchange = "orders", key = "order.*" }]', []),
     Field("single_active_consumer", _switch, "true or false"),
     Field("shards", _whole(2, SHARDS_MAX), f"a whole number from 2 to {SHARDS_MAX}"),
     Field("hash", _choice(Hash), ", ".join(Hash)),
-    Field("shard_by", _some_text, "a header's name, or routing_key, message_id, correlation_id"),
+    Field("shard_by", some_text, "a header's name, or routing_key, message_id, correlation_id"),
     Field("retry", _retry, f'up to 32 durations, ["5s", "30s", "5m"], or "{BROKER}"', ()),
     Field("retry_min", _duration, DURATION),
     Field("retry_max", _duration, DURATION),
-    Field("dead_letter", _text, 'an exchange\'s name; "" for none'),
+    Field("dead_letter", _name_or_none, 'an exchange\'s name; "" for none'),
     Field("parking", _table, "a table: [queue.parking]"),
     Field("strategy", _choice(Strategy), ", ".join(Strategy)),
     Field("overflow", _choice(Overflow), ", ".join(Overflow), Overflow.REJECT_PUBLISH),
@@ -163,16 +171,16 @@ QUEUE: Final = (
 
 BIND: Final = (
     Field(
-        "exchange", _some_text, "the name of an [[exchange]], or one of RabbitMQ's own (amq.topic …)", is_required=True
+        "exchange", some_text, "the name of an [[exchange]], or one of RabbitMQ's own (amq.topic …)", is_required=True
     ),
     Field("key", _text, "a routing key of up to 255 bytes", ""),
     Field("arguments", _arguments, "a table of texts, whole numbers and booleans", ()),
 )
 
 PARKING: Final = (
-    Field("name", _name, _NAME),
+    Field("name", name, _NAME),
     Field("retention", _duration, DURATION),
-    Field("user", _some_text, "an existing user's name"),
+    Field("user", some_text, "an existing user's name"),
     Field("max_length", _whole(1, 2**50), _COUNT),
     Field("max_bytes", _bytes, "a size: 64KiB 1MiB 2GiB, or bytes"),
 )

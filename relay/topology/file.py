@@ -37,7 +37,8 @@ def read(text: str, name: str) -> Topology:
     """The topology of a file's text. Raises ConfigError with every fault as `NAME:LINE: …`, what is allowed included."""
     try:
         document = tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
+    except (ValueError, RecursionError) as error:
+        # Not its own error alone: an integer of thousands of digits, and tables within tables within tables.
         raise ConfigError([_syntax(error, name, len(text.splitlines()))]) from None
     reading = _Reading(Lines(text))
     topology = reading.topology(document)
@@ -50,7 +51,7 @@ def read(text: str, name: str) -> Topology:
     return topology
 
 
-def _syntax(error: tomllib.TOMLDecodeError, name: str, lines: int) -> str:
+def _syntax(error: Exception, name: str, lines: int) -> str:
     found = re.search(r"\(at line (\d+), column (\d+)\)", str(error))
     words = re.sub(r"\s*\(at [^)]*\)$", "", str(error))
     line = found[1] if found else lines
@@ -165,8 +166,7 @@ class _Reading:
             try:
                 found[field.key] = field.parse(table[field.key])
             except ValueError as error:
-                shown = repr(table[field.key])
-                shown = shown if len(shown) <= 60 else shown[:60] + "…"
+                shown = _shown(table[field.key])
                 near = (
                     _nearest(table[field.key], field.allowed.split(", ")) if isinstance(table[field.key], str) else ""
                 )
@@ -175,6 +175,15 @@ class _Reading:
 
     def _problem(self, path: Path, words: str) -> None:
         self.problems.append((self.lines.of(path), words))
+
+
+def _shown(value: object) -> str:
+    try:
+        text = repr(value)
+    except ValueError:
+        # A hexadecimal number may have more digits than Python writes out.
+        return "a number without end"
+    return text if len(text) <= 60 else text[:60] + "…"
 
 
 def _nearest(word: str, known: Iterable[str]) -> str:

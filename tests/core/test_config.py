@@ -227,6 +227,9 @@ def test_a_file_that_fails_later_is_waited_for(tmp_path: Path) -> None:
     assert "badly" not in str(caught.value)
     file.write_text(DATABASE)
     found, _ = load({**environ, "RELAY_AMQP_URL_FILE": ""}, needs=frozenset({"RELAY_DATABASE_URL"}))
+    file.write_text(DATABASE.replace("db", "db..svc"))
+    with pytest.raises(DatabaseUnavailable, match="RELAY_DATABASE_URL_FILE: names a host with a part that is empty"):
+        found.database()
     file.unlink()
     with pytest.raises(DatabaseUnavailable, match="No such file"):
         found.database()

@@ -13,8 +13,8 @@ from asyncpg import connect_utils
 from cryptography.hazmat.primitives import serialization
 
 from relay import urls
-from relay.database import mapped_errors
-from relay.errors import DatabaseUnavailable
+from relay.database import connect, mapped_errors
+from relay.errors import DatabaseRefused, DatabaseUnavailable
 from tests.authority import Authority
 
 HARD_PASSWORD = "p@ss/w#rd:%2F +x"
@@ -48,6 +48,8 @@ def driver_view(target: urls.DatabaseTarget) -> tuple[object, ...]:
             "postgresql://u:p@h/d?fallback_application_name=x&gssencmode=disable",
             ([("h", 5432)], "u", "p", "d", {"application_name": "x"}),
         ),
+        ("postgresql://u:p@my_db.b%C3%BCcher.de./d", ([("my_db.bücher.de.", 5432)], "u", "p", "d", None)),
+        (f"postgresql://u:p@/d?host=/{'x' * 64}", ([f"/{'x' * 64}/.s.PGSQL.5432"], "u", "p", "d", None)),
         ("postgresql://u:p@h/d%20%2Fe?keepalives=1", ([("h", 5432)], "u", "p", "d /e", None)),
     ],
 )
@@ -83,6 +85,11 @@ def test_connect_timeout_is_translated() -> None:
         ("postgresql://u:p@h:0/d", "port"),
         ("postgresql://u:p@h:70000/d", "port"),
         ("postgresql://u:p@h1,,h2/d", "host"),
+        ("postgresql://u:p@db..svc:5432/d", "a host with a part that is empty"),
+        ("postgresql://u:p@.example.com/d", "a host with a part that is empty"),
+        ("postgresql://u:p@good,b..d/d", "a host with a part that is empty"),
+        (f"postgresql://u:p@{'x' * 64}.com/d", "longer than 63"),
+        ("postgresql://u:p@/d?host=good,b..d", "a host with a part that is empty"),
         ("postgresql://u:p@[::1/d", "percent-encoded"),
         ("postgresql://u:p@::1/d", "host or port"),
         ("postgresql://u:p@ss@h/d", "percent-encoded"),
@@ -132,6 +139,8 @@ def test_several_amqp_urls_in_turn() -> None:
         ("amqp://u:p@h/..", "vhost"),
         ("amqp://u:p@h/" + "v" * 256, "vhost"),
         ("amqp://u:p@/x", "host"),
+        ("amqp://u:p@a..b/x", "a host with a part that is empty"),
+        ("amqp://u:p@h1,h2/x", "several whole URLs, separated by commas"),
         ("amqp://h1/,http://h2/", "URL 2"),
         ("mq.example", "amqp://"),
     ],
@@ -139,6 +148,24 @@ def test_several_amqp_urls_in_turn() -> None:
 def test_an_amqp_url_that_the_driver_would_misread_is_refused(url: str, names: str) -> None:
     with pytest.raises(ValueError, match=names):
         urls.amqp_urls(url)
+
+
+def test_who_logs_in() -> None:
+    """With auth=external nobody here knows: not `guest`, whose rights `relay check` judged and whose messages
+    `relay redrive` took for its own."""
+    assert urls.amqp_user("amqp://us%40er:p@h/") == "us@er"
+    assert urls.amqp_user("amqp://h/") == "guest"
+    assert urls.amqp_user("amqps://h/?certfile=/c&auth=EXTERNAL") is None
+
+
+async def test_a_host_of_the_environment_that_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    """PGHOST is the driver's own to read: what it cannot look up is refused, and no fault of ours."""
+    for name, value in (("PGHOST", "db..svc"), ("PGPORT", "soon")):
+        with monkeypatch.context() as environment:
+            environment.setenv(name, value)
+            with pytest.raises(DatabaseRefused) as caught:
+                await connect(urls.database_target("postgresql://u:p@/d"))
+            assert "PGHOST" in (caught.value.hint or "")
 
 
 def test_client_certificates_go_to_the_drivers(tmp_path: Path) -> None:

@@ -121,7 +121,9 @@ def test_listen_addresses(text: str, host: str, port: int) -> None:
     assert values.listen_address(text) == values.ListenAddress(host, port)
 
 
-@pytest.mark.parametrize("text", ["9761", "host", "::1:80", "h:99999", "h:", "http://h:1", "a b:1", "h:1/"])
+@pytest.mark.parametrize(
+    "text", ["9761", "host", "::1:80", "h:99999", "h:", "http://h:1", "a b:1", "h:1/", "0.0.0..0:1", f"{'x' * 64}:1"]
+)
 def test_no_listen_addresses(text: str) -> None:
     with pytest.raises(ValueError):
         values.listen_address(text)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import Iterable
+from pathlib import Path
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
@@ -18,6 +19,7 @@ from relay.preflight import broker, management
 from relay.preflight.finding import Finding, Level
 from relay.preflight.pending import Pending, Route
 from relay.servers import RabbitServer, free_port
+from tests.authority import Authority
 from tests.conftest import eventually
 
 DATABASE = "postgresql://x@127.0.0.1:1/x"
@@ -227,6 +229,16 @@ async def test_least_permissions(vhost: Vhost) -> None:
     vhost.user(name, "administrator")
     assert "administrator" in only(await vhost.look(), "least permissions", Level.WARNING)
     await asyncio.to_thread(vhost.server.ctl, "delete_user", name)
+
+
+async def test_a_user_that_a_certificate_names_is_not_taken_for_guest(vhost: Vhost, tmp_path: Path) -> None:
+    certificate, key = Authority(tmp_path).sign(name="relay")
+    url = f"amqps://127.0.0.1/{vhost.url.rpartition('/')[2]}?certfile={certificate}&keyfile={key}&auth=external"
+    found = await management.check(settings(url, vhost.server), None)
+    for check in ("permissions", "least permissions"):
+        (only_one,) = [finding for finding in found if finding.check == check]
+        assert (only_one.level, "ssl_cert_login_from" in only_one.text) == (Level.NOT_CHECKED, True)
+    assert only(found, "limits", Level.OK)
 
 
 async def test_a_management_user_of_few_tags_sees_less_and_no_error(vhost: Vhost) -> None:

@@ -165,6 +165,28 @@ async def test_each_right_that_a_migration_grants_is_missed(
         await database.execute(f"DROP OWNED BY {role}; DROP ROLE {role}")
 
 
+async def test_connections_of_other_roles_count(
+    database: asyncpg.Connection, database_url: str, postgres_server: PostgresServer
+) -> None:
+    """Who is no member of pg_read_all_stats saw its own alone: 97 of 100 were taken, and all was well."""
+    role = f"counting_{os.getpid()}"
+    url = postgres_server.url(database_url.rpartition("/")[2], user=role)
+
+    async def left() -> int:
+        (finding,) = [finding for finding in await findings(url) if finding.check == "connections"]
+        return int(finding.text.split()[0])
+
+    await database.execute(f"CREATE ROLE {role} LOGIN")
+    try:
+        before = await left()
+        others = [await asyncpg.connect(database_url) for _ in range(5)]
+        assert await left() == before - 5
+        for other in others:
+            await other.close()
+    finally:
+        await database.execute(f"DROP ROLE {role}")
+
+
 async def test_behind_a_pooling_proxy(proxy_url: str) -> None:
     """LISTEN hears nothing there, and PgBouncer before 1.21 loses named statements."""
     here = {finding.check: finding for finding in await findings(proxy_url)}

@@ -52,6 +52,14 @@ def test_a_database_elsewhere(url: str, warning: str) -> None:
     assert warning in found
 
 
+@pytest.mark.parametrize("url", ["postgresql:///d", "postgresql://u@/d", "postgresql://u:s3cret@/d?sslmode=require"])
+def test_a_database_that_the_environment_may_name(url: str) -> None:
+    config, _ = load(LOCAL | {"RELAY_DATABASE_URL": url})
+    (found,) = encryption.check(config)
+    assert (found.level, "PGHOST" in found.text) == (Level.NOT_CHECKED, True)
+    assert "s3cret" not in found.text
+
+
 def test_a_broker_elsewhere(tmp_path: Path) -> None:
     authority = Authority(tmp_path)
     assert said(amqp_url="amqp://u:s3cret@mq1/,amqp://u:s3cret@mq2:5673/") == [

@@ -124,6 +124,7 @@ def test_another_users_id_stays_readable() -> None:
     assert copy.user_id is None
     assert (copy.headers or {})["x-original-user-id"] == "shop"
     assert copy_of(taken({}, user_id="guest"), "run", "guest").user_id == "guest"
+    assert copy_of(taken({}, user_id="guest"), "run", None).user_id is None, "the certificate says who publishes"
 
 
 @pytest.mark.parametrize(

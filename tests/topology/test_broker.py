@@ -244,6 +244,14 @@ async def test_the_printed_commands_do_the_same(broker: Vhost) -> None:
     assert (done.returncode, done.stdout) == (0, f"vhost {broker.vhost}: as described\n")
 
 
+async def test_a_password_that_is_a_word_spoils_no_command(broker: Vhost) -> None:
+    """The password of the management URL is `guest`."""
+    path = broker.write(LADDER.replace("inventory", "guest"))
+    for arguments in ((), ("--json",)):
+        done = await broker.relay("topology", "plan", path, *arguments)
+        assert (done.returncode, "topology.orders.guest" in done.stdout, "***" in done.stdout) == (4, True, False)
+
+
 async def test_without_the_api_apply_and_check_say_what_they_need(broker: Vhost) -> None:
     path = broker.write(LADDER)
     for action in ("apply", "check"):
@@ -261,6 +269,8 @@ async def test_a_wrong_file_a_wrong_vhost_a_wrong_password(broker: Vhost) -> Non
     elsewhere = await broker.relay("topology", "check", path, "--vhost", "nowhere")
     assert elsewhere.returncode == 4
     assert "rabbitmqctl add_vhost nowhere" in elsewhere.stdout
+    unnamed = await broker.relay("topology", "check", path, "--vhost", "")
+    assert (unnamed.returncode, unnamed.stderr) == (2, "relay: --vhost '': empty; allowed: a vhost's name\n")
     settings = {"RELAY_MANAGEMENT_URL": broker.server.management_url.replace(":guest@", ":s3cretword@")}
     refused = await broker.relay("topology", "check", path, settings=settings)
     assert refused.returncode == 1
@@ -268,3 +278,36 @@ async def test_a_wrong_file_a_wrong_vhost_a_wrong_password(broker: Vhost) -> Non
     assert "s3cretword" not in refused.stderr + refused.stdout
     with pytest.raises(ApiRefused):
         broker.api.put("queues", broker.vhost, "amq.no", document={"durable": True})
+
+
+BILLING = """\
+[[exchange]]
+name = "orders"
+
+[[queue]]
+name = "billing"
+bind = [{ exchange = "orders", key = "#" }]
+"""
+
+
+async def test_shards_that_are_given_up_are_reported_and_keep_their_way_out(broker: Vhost) -> None:
+    """Each message was copied to the old shards in silence, and what waited there lost its policy."""
+    await broker.apply(f"{BILLING}shards = 2\nsingle_active_consumer = false\n")
+    path = broker.write(BILLING)
+    done = await broker.relay("topology", "apply", path)
+    assert done.returncode == 4
+    conflict = "! binding orders -> billing.shards '#', which the file does not have: messages still go there"
+    assert conflict in " ".join(done.stdout.split()), done.stdout
+    async with await aio_pika.connect(broker.url) as connection:
+        channel = await connection.channel()
+        await send(channel, "", "billing.1", "old")
+        await (await message_of(channel, "billing.1")).reject(requeue=False)
+        assert (await message_of(channel, "billing.parking")).message_id == "old"
+        hashing = await channel.get_exchange("billing.shards", ensure=False)
+        await hashing.unbind("orders", "#")
+        checked = await broker.relay("topology", "check", path)
+        assert (checked.returncode, checked.stdout.count("? queue")) == (0, 2), checked.stdout
+        for shard in ("billing.0", "billing.1"):
+            await channel.queue_delete(shard)
+        assert "~ policy" in (await broker.relay("topology", "apply", path)).stdout
+        assert (await broker.relay("topology", "check", path)).returncode == 0

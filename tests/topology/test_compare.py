@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -12,6 +13,7 @@ from relay.topology.changes import Action, Change, Found
 from relay.topology.commands import all_of
 from relay.topology.compare import compare
 from relay.topology.expand import (
+    AnyObject,
     BindingObject,
     ExchangeObject,
     Expansion,
@@ -45,8 +47,8 @@ EMPTY = Found(
 )
 
 
-def after(wanted: Expansion, found: Found = EMPTY) -> Found:
-    """What a broker has once everything was declared."""
+def after(objects: Iterable[AnyObject], found: Found = EMPTY) -> Found:
+    """What a broker has once these were declared."""
     exchanges, queues, bindings, policies = (
         list(found.exchanges),
         list(found.queues),
@@ -54,7 +56,7 @@ def after(wanted: Expansion, found: Found = EMPTY) -> Found:
         list(found.policies),
     )
     users = dict(found.users or {})
-    for one in all_of(wanted):
+    for one in objects:
         match one:
             case ExchangeObject():
                 exchanges.append(
@@ -64,6 +66,7 @@ def after(wanted: Expansion, found: Found = EMPTY) -> Found:
                 queues.append({"name": one.name, "durable": True, "arguments": dict(one.arguments)})
             case PolicyObject():
                 body = {"pattern": one.pattern, "apply-to": "queues", "priority": one.priority}
+                policies = [policy for policy in policies if policy["name"] != one.name]
                 policies.append({"name": one.name, **body, "definition": dict(one.definition)})
             case BindingObject():
                 kind = "queue" if one.to_queue else "exchange"
@@ -74,7 +77,7 @@ def after(wanted: Expansion, found: Found = EMPTY) -> Found:
     return replace(found, exchanges=exchanges, queues=queues, bindings=bindings, policies=policies, users=users)
 
 
-DONE = after(WANTED)
+DONE = after(all_of(WANTED))
 
 
 def changed(documents: Sequence[Mapping[str, Any]], name: str, **values: Any) -> list[dict[str, Any]]:
@@ -146,12 +149,13 @@ def test_a_consumer_on_a_retry_queue_is_a_conflict() -> None:
     assert (change.action, change.detail) == (Action.CONFLICT, "has 1 consumer: messages do not wait there")
 
 
+@pytest.mark.parametrize("to", ["all", "queues", "quorum_queues"])
 @pytest.mark.parametrize(("priority", "is_conflict"), [(9, False), (10, True), (11, True)])
-def test_a_policy_that_takes_the_place_of_ours(priority: int, is_conflict: bool) -> None:
+def test_a_policy_that_takes_the_place_of_ours(priority: int, is_conflict: bool, to: str) -> None:
     other = {
         "name": "all",
         "pattern": "^inv$",
-        "apply-to": "all",
+        "apply-to": to,
         "priority": priority,
         "definition": {"ha-mode": "all"},
     }
@@ -165,8 +169,10 @@ def test_a_policy_that_takes_the_place_of_ours(priority: int, is_conflict: bool)
     assert change.mend == f"set policy_priority above {priority}, or narrow the pattern of all"
 
 
-def test_a_policy_for_exchanges_or_with_a_pattern_of_pcre_only_is_no_conflict() -> None:
+def test_a_policy_for_other_objects_or_with_a_pattern_of_pcre_only_is_no_conflict() -> None:
     others = [
+        {"name": "c", "pattern": "inv", "apply-to": "classic_queues", "priority": 99, "definition": {}},
+        {"name": "s", "pattern": "inv", "apply-to": "streams", "priority": 99, "definition": {}},
         {"name": "e", "pattern": "inv", "apply-to": "exchanges", "priority": 99, "definition": {}},
         {"name": "p", "pattern": "(?|inv)", "apply-to": "queues", "priority": 99, "definition": {}},
     ]
@@ -227,3 +233,98 @@ def test_leftovers_are_told_and_do_not_count() -> None:
         (Action.LEFTOVER, "policy", "topology.inv.retry.1m"),
         (Action.LEFTOVER, "binding", "orders -> inv"),
     ]
+
+
+# ---------------------------------------------------------------- another number of shards
+
+
+def billing(shards: int | None, key: str = "#") -> Expansion:
+    return expand(
+        read(
+            f'[[exchange]]\nname = "orders"\n[[queue]]\nname = "billing"\nretry = ["5s"]\n'
+            f'bind = [{{ exchange = "orders", key = "{key}" }}]\n{f"shards = {shards}" if shards else ""}\n',
+            "t.toml",
+        )
+    )
+
+
+HASHING = replace(EMPTY, exchange_types=EMPTY.exchange_types | {"x-consistent-hash"})
+
+
+def reshaped(before: Expansion, wanted: Expansion) -> Found:
+    """A broker where `before` was applied, and then what can be of `wanted`."""
+    found = after(all_of(before), HASHING)
+    return after([change.wanted for change in compare(wanted, found) if change.wanted is not None], found)
+
+
+def without(found: Found, *names: str) -> Found:
+    """These bindings were taken away."""
+    kept = [each for each in found.bindings if f"{each['source']} -> {each['destination']}" not in names]
+    return replace(found, bindings=kept)
+
+
+@pytest.mark.parametrize(
+    ("before", "now", "bound", "left"),
+    [
+        (4, 2, {"billing.shards -> billing.2", "billing.shards -> billing.3"}, {"billing.2", "billing.3"}),
+        (2, None, {"orders -> billing.shards"}, {"billing.shards", "billing.0", "billing.1"}),
+        (None, 2, {"orders -> billing"}, {"billing"}),
+    ],
+)
+def test_what_messages_still_go_to_is_a_conflict_until_it_is_unbound(
+    before: int | None, now: int | None, bound: set[str], left: set[str]
+) -> None:
+    """Half of the messages would go to queues that nobody consumes, or each to a second queue."""
+    wanted = billing(now)
+    found = reshaped(billing(before), wanted)
+    changes = compare(wanted, found)
+    assert {change.name for change in changes if change.action is Action.CONFLICT} == bound
+    assert {change.kind for change in changes if change.action is Action.CONFLICT} == {"binding"}
+    changes = compare(wanted, without(found, *bound))
+    assert {change.action for change in changes} == {Action.LEFTOVER}
+    names = {change.name for change in changes if change.kind in ("queue", "exchange")}
+    retries = {f"{name}.retry.5s" for name in left if not name.endswith(".shards")}
+    assert names == left | retries
+    assert {change.name for change in changes if change.kind == "policy"} == {f"topology.{name}" for name in retries}
+
+
+@pytest.mark.parametrize(("before", "now"), [(4, 2), (2, None), (None, 2)])
+def test_a_queue_that_drains_keeps_its_policy(before: int | None, now: int | None) -> None:
+    """Without it, what waits there loses its dead letter exchange and its delivery limit."""
+    old, wanted = billing(before), billing(now)
+    found = reshaped(old, wanted)
+    patterns = [policy["pattern"] for policy in found.policies if policy["name"] == "topology.billing"]
+    queues = {name for each in (old, wanted) for name in each.policies[0].queues}
+    assert all(re.search(pattern, queue) for pattern in patterns for queue in queues)
+    # Once they are gone, it is as it would be without them.
+    described = {queue.name for queue in wanted.queues}
+    emptied = replace(found, queues=[queue for queue in found.queues if queue["name"] in described])
+    updates = [change.wanted for change in compare(wanted, emptied) if change.action is Action.UPDATE]
+    assert updates == ([] if before and now else [wanted.policies[0]])
+
+
+def test_a_numbered_queue_of_somebody_else_is_none_of_ours() -> None:
+    wanted = billing(None)
+    found = after(all_of(wanted), HASHING)
+    extra = {"source": "orders", "destination": "billing.2031", "destination_type": "queue", "routing_key": "#"}
+    queues = [*found.queues, {"name": "billing.2031", "arguments": {}}]
+    assert compare(wanted, replace(found, queues=queues, bindings=[*found.bindings, extra])) == []
+
+
+def test_an_old_key_of_a_sharded_queue_is_left_over() -> None:
+    change = only(compare(billing(2, "order.*"), reshaped(billing(2, "#"), billing(2, "order.*"))))
+    assert (change.action, change.name) == (Action.LEFTOVER, "orders -> billing.shards")
+    assert change.detail == "'#', which the file does not have"
+
+
+def test_a_foreign_queue_behind_the_hash_exchange_is_a_conflict() -> None:
+    """It would take its part of the messages away."""
+    found = after([*all_of(billing(2)), BindingObject("billing.shards", "audit", True, "1")], HASHING)
+    change = only(compare(billing(2), found))
+    assert (change.action, change.name) == (Action.CONFLICT, "billing.shards -> audit")
+
+
+def test_arguments_that_no_file_can_have_are_only_told() -> None:
+    extra = {"source": "orders", "destination": "inv", "destination_type": "queue", "routing_key": "x"}
+    found = replace(DONE, bindings=[*DONE.bindings, {**extra, "arguments": {"list": [1], "table": {}}}])
+    assert only(compare(WANTED, found)).action is Action.LEFTOVER

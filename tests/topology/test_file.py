@@ -131,6 +131,10 @@ retention = "soon"
         ("delivery_limit = true", "7: delivery_limit = True: not a whole number"),
         ("retry = '5s'", "7: retry = '5s': not a ladder; allowed: up to 32 durations"),
         ("parking = 'p'", "7: parking = 'p': not a table; allowed: a table: [queue.parking]"),
+        (
+            "dead_letter = 'amq.foo'",
+            "7: dead_letter = 'amq.foo': reserved for RabbitMQ itself; allowed: an exchange's name",
+        ),
         ("parking = { name = 'amq.p' }", "7: name = 'amq.p': reserved for RabbitMQ itself; allowed: a name"),
     ],
 )
@@ -176,6 +180,23 @@ def test_an_impossible_line(line: str, told: str) -> None:
             f"[[queue]]\nname = '{'q' * 250}'\nretry = ['5s']\ndead_letter = 'd'",
             "10: '" + "q" * 250 + ".retry.5s', which is",
         ),
+        (
+            "[queue.parking]\nname = 'orders.inventory.retry.5s'",
+            "10: the parking queue orders.inventory.retry.5s is the retry queue of orders.inventory: no consumer, no",
+        ),
+        (f"[[queue]]\nname = '{'q' * 250}'\ndead_letter = 'd'", "10: '" + "q" * 250 + ".parking', which is"),
+        (
+            f"[[exchange]]\nname = '{'x' * 253}'\n[[queue]]\nname = 'q'\nbind = [{{ exchange = '{'x' * 253}', key = 'a' }}]",
+            f"13: the dead letter exchange would be {'x' * 253}.dlx: longer than 255 bytes; allowed: with dead_letter =",
+        ),
+        (
+            "[[queue]]\nname = 'q'\nbind = [{ exchange = 'amq.topic', key = 'a' }]",
+            "11: the dead letter exchange would be amq.topic.dlx: reserved for RabbitMQ itself; allowed: with dead_letter =",
+        ),
+        (
+            f"[[queue]]\nname = 'q'\nbind = [{{ exchange = 'orders', key = 'a', arguments = {{ x = {2**63} }} }}]",
+            "11: arguments = {'x': 9223372036854775808}: a number of more than 64 bits; allowed: a table of",
+        ),
         ("[queue.nope]\nx = 1", "9: unknown key 'nope' in [[queue]]"),
     ],
 )
@@ -188,6 +209,15 @@ def test_what_is_no_toml_names_its_line() -> None:
     (problem,) = problems(HEAD + "retry = [\n")
     assert problem.startswith("t.toml:7: not TOML: ")
     assert "allowed: TOML 1.0" in problem
+
+
+@pytest.mark.parametrize(
+    ("value", "told"),
+    [("9" * 5000, "5000 digits"), ("[" * 3000 + "]" * 3000, "recursion"), ("0x" + "f" * 5000, "too large")],
+)
+def test_what_python_cannot_read_is_a_fault_of_the_file(value: str, told: str) -> None:
+    (problem,) = problems(f"policy_priority = {value}\n")
+    assert problem.startswith("t.toml:1: ") and told in problem, problem
 
 
 def test_lines_are_right_behind_a_long_text() -> None:

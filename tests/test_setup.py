@@ -1,0 +1,79 @@
+"""`.ci/setup` on machines that this is not: its functions, with an apt that is none."""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from relay.servers.programs import ServersUnavailable, find_rabbitmq
+
+SETUP = Path(__file__).parent.parent / ".ci" / "setup"
+
+# Nothing outside of the test's own folder is touched, and what apt is asked for is written down; `nowhere` is unknown.
+FAKES = """
+source {setup}
+cd {folder}
+mkdir -p .venv
+POLICY=$PWD/policy CLUSTER_CONF=$PWD/cluster.conf
+unset RELAY_TEST_DATABASE_URL RELAY_TEST_AMQP_URL
+may_use_apt() {{ true; }}
+command() {{ [ "$2" != flock ] && builtin command "$@"; }}
+missing_servers() {{ true; }}
+postgres_version() {{ printf 15; }}
+rabbitmq_version() {{ printf 3.10.8; }}
+run_apt() {{ echo "$*" >>asked; case " $* " in *" nowhere "*) return 100 ;; esac; }}
+"""
+
+
+def asked(folder: Path) -> list[str]:
+    """What apt was to do, since the last look."""
+    file = folder / "asked"
+    found = file.read_text().splitlines() if file.exists() else []
+    file.unlink(missing_ok=True)
+    return [line.removeprefix("install -y --no-install-recommends ") for line in found]
+
+
+def setup(folder: Path, script: str) -> subprocess.CompletedProcess[str]:
+    text = FAKES.format(setup=SETUP, folder=folder) + script
+    return subprocess.run(["bash", "-c", text], capture_output=True, text=True, timeout=30, check=False)
+
+
+def test_one_unknown_package_loses_no_other_and_is_not_asked_for_again(tmp_path: Path) -> None:
+    """Each `make` of a machine without prometheus updated the lists, and installed nothing."""
+    script = "missing_tools() { printf 'nowhere gcc '; }\nset_up_programs"
+    first = setup(tmp_path, script)
+    assert (first.returncode, "left out: nowhere gcc" in first.stderr) == (0, True), first.stderr
+    assert asked(tmp_path) == ["update", "nowhere gcc", "nowhere", "gcc"]
+    again = setup(tmp_path, script)
+    assert (again.returncode, again.stderr, asked(tmp_path)) == (0, "", [])
+    setup(tmp_path, script.replace("gcc", "pgbouncer"))
+    assert asked(tmp_path)[1] == "nowhere pgbouncer"
+    assert not (tmp_path / "policy").exists()
+
+
+@pytest.mark.parametrize(
+    ("version", "is_old"), [("3.9.13", True), ("3.10.8", False), ("3.13.7", False), ("4.3.6", False), ("", False)]
+)
+def test_a_broker_that_is_too_old_is_said_to_be(tmp_path: Path, version: str, is_old: bool) -> None:
+    done = setup(
+        tmp_path, f"missing_tools() {{ true; }}\nrabbitmq_version() {{ printf '{version}'; }}\nset_up_programs"
+    )
+    assert (done.returncode, "RabbitMQ 3.9.13 is too old: 3.10" in done.stderr) == (int(is_old), is_old), done.stderr
+
+
+def test_the_version_here_is_told() -> None:
+    try:
+        find_rabbitmq()
+    except ServersUnavailable:
+        pytest.skip("no RabbitMQ here")
+    script = f"source {SETUP}; rabbitmq_version; old_servers"
+    done = subprocess.run(["bash", "-c", script], capture_output=True, text=True, timeout=30, check=False)
+    assert (done.returncode, done.stdout.count(".") >= 1, "old" in done.stdout) == (0, True, False), done
+
+
+def test_where_python_is_too_old_the_one_beside_it_is_tried(tmp_path: Path) -> None:
+    script = "find_python() { grep -q python3.11 asked 2>/dev/null && echo true; }\nmake_venv"
+    done = setup(tmp_path, script)
+    assert (done.returncode, asked(tmp_path)) == (0, ["update", "python3 python3-venv", "python3.11 python3.11-venv"])
