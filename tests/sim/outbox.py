@@ -332,11 +332,12 @@ class FakeOutbox(Settling):
             if row.aside in (Aside.DEFERRED, Aside.SCHEDULED) and row.due_at is not None and database.is_sound(row)
         ]
         due = [row for row in waiting if (row.due_at or 0.0) <= now and row.seq <= cursors[row.shard]]
+        due = [row for row in due if row.seq not in here]
         due.sort(key=lambda row: (row.due_at or 0.0, row.seq))
         later = [row.due_at or 0.0 for row in waiting if (row.due_at or 0.0) > now]
         released: list[Row] = []
         blocked: list[Row] = []
-        for row in [row for row in due if row.seq not in here][:limit]:
+        for row in due[:limit]:
             target = blocked if database.has_blocker(row) else released
             target.append(self._row(row, database.options.due_inline_bytes))
         if due:
