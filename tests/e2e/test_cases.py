@@ -196,26 +196,32 @@ async def _write(url: str, seconds: float) -> None:
 # ---------------------------------------------------------------- clocks
 
 
-async def test_case_32_due_times_follow_the_server(site: Site) -> None:
-    """The relay in one time zone with its clock an hour behind, the server in another."""
+@pytest.mark.parametrize("skew_s", [-3600, 3600])
+async def test_case_32_due_times_follow_the_server(site: Site, skew_s: int) -> None:
+    """The relay in one time zone with its clock an hour off, the server in another: what is due, what expires, what is tried again."""
     name = await site.database.fetchval("SELECT quote_ident(current_database())")
     await site.database.execute(f"ALTER DATABASE {name} SET timezone = 'Asia/Kolkata'")
     prelude = (
         "import os, time; os.environ['TZ'] = 'America/St_Johns'; time.tzset()\n"
-        "real = time.time; time.time = lambda: real() - 3600"
+        f"real = time.time; time.time = lambda: real() + {skew_s}"
     )
     due = await site.database.fetchval("SELECT now() + interval '2 seconds'")
     await site.insert("scheduled", available_at=due)
     await site.insert("plain")
-    daemon = await site.start(prelude=prelude).ready()
-    await site.all_sent()
+    await site.insert("expiring", expires_at=due + timedelta(minutes=10))
+    await site.insert("late", event_type="nowhere.x")
+    daemon = await site.start(prelude=prelude, retry_delays="20s", max_age="30m").ready()
+    await site.until("(SELECT count(*) = 3 FROM outbox WHERE sent_at IS NOT NULL)")
+    failed = "SELECT date_part('epoch', due_at - last_failed_at) FROM outbox WHERE aside = 'deferred' AND id = 'late'"
+    assert 15 < await site.database.fetchval(failed) < 25, "neither tried again at once nor in an hour, nor too old"
     sent = await site.database.fetchval("SELECT sent_at FROM outbox WHERE id = 'scheduled'")
     assert due <= sent < due + timedelta(seconds=5)
     metrics = daemon.metrics()
-    assert metrics["relay_delivery_seconds_count"] == 2
+    assert metrics["relay_delivery_seconds_count"] == 3
     assert 0 <= metrics["relay_delivery_seconds_sum"] < 60
     assert metrics.get("relay_oldest_pending_age_seconds", 0.0) >= 0
-    messages = {message.message_id: message for message in await drain(site.amqp_url, 2)}
+    messages = {message.message_id: message for message in await drain(site.amqp_url, 3)}
+    assert 590 < float(messages["expiring"].expiration) <= 602
     occurred = await site.database.fetchval("SELECT occurred_at FROM outbox WHERE id = 'plain'")
     assert messages["plain"].timestamp is not None
     assert abs((messages["plain"].timestamp - occurred).total_seconds()) < 1
