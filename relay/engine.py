@@ -125,7 +125,7 @@ class Engine:
         self.spans = spans
         """None where tracing is off."""
 
-        # Half of the bytes for bodies that a page carries along, half for those fetched apart.
+        # Half of the bytes for what a page carries along, half for what is fetched apart.
         self.inline_bytes = max(1, settings.bytes_max // 2 // settings.read_ahead_max)
         self.chains = Chains(settings.ordering, self.inline_bytes, settings.held_keys_max)
         self.reading = Reading(settings.page_span)

@@ -19,6 +19,14 @@ Key = tuple[str, str]
 """The ordering key: (aggregate_type or "", aggregate_id)."""
 
 
+TEXTS_MAX: Final = 1024 * 1024
+"""Bytes of a row's headers and rarer columns, as JSON text, that are read at all. A message has them in one frame, 128 KiB
+by default, and of JSON at most six bytes become one there (an escaped control character)."""
+
+TEXTS_UNREAD: Final = " bytes"
+"""Behind a number, in the place of headers that were not read: no JSON text ends so."""
+
+
 class Aside(StrEnum):
     """Why a row is out of the reading index (column `aside`; null for ordinary rows)."""
 
@@ -57,12 +65,13 @@ class Row:
 
     Times are seconds since the epoch by the database's clock, with microseconds (a float holds
     them exactly until 2255); an infinite time is `inf`. `payload` is the body exactly as stored,
-    `None` for SQL NULL or while `is_loaded` is false (a large body is fetched only when the row
-    is about to go). `size` is the body's length in bytes. `rare` holds the columns that are
-    seldom set, by name, only where set: aggregate_version, schema_version (when not 1),
-    content_type, content_encoding, exchange, routing_key, correlation_id, causation_id,
+    `None` for SQL NULL or while `is_loaded` is false (of a large row, body and headers are fetched
+    only when it is about to go). `size` is what these and `rare` have together, in bytes. `rare`
+    holds the columns that are seldom set, by name, only where set: aggregate_version, schema_version
+    (when not 1), content_type, content_encoding, exchange, routing_key, correlation_id, causation_id,
     producer, traceparent, tracestate, priority, mandatory, expires_at, available_at (both as
-    epoch seconds). `headers` is the JSON text of the row's headers, `None` when there are none.
+    epoch seconds); before a large row is loaded it may be short of all but the last. `headers` is the
+    JSON text of the row's headers, `None` when there are none; or what ends in `TEXTS_UNREAD`.
     Shard, seq, id and type are always given, except by `relay/rows.py`, which fills in a blank row.
     """
 

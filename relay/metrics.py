@@ -83,7 +83,7 @@ METRICS: tuple[Metric, ...] = (
     _gauge("oldest_writer_age_seconds", "For how long the oldest of those has been seen open, 0 when there is none"),
     _gauge("backlog_observed_timestamp_seconds", "When the table's gauges were read last, Unix time"),
     _gauge("in_flight_messages", "Messages published and not yet confirmed"),
-    _gauge("in_flight_bytes", "Payload bytes published and not yet confirmed"),
+    _gauge("in_flight_bytes", "Bytes of bodies and headers published and not yet confirmed"),
     _histogram("confirm_seconds", "From publish to positive confirm"),
     _histogram("delivery_seconds", "From created_at, or available_at where later, to positive confirm"),
     _histogram("claim_seconds", "One read of rows"),

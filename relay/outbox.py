@@ -275,13 +275,15 @@ class PostgresOutbox:
         deadline_s = READ_DEADLINE_S + sum(row.size for row in rows) / LOAD_BYTES_PER_S
         async with self._sessions.call(Group.READER, deadline_s) as session:
             records = await session.read("load", [row.id for row in rows], [row.seq for row in rows])
-        gone = dict(enumerate(rows, start=1))
-        for number, body in records:
-            row = gone.pop(number)
-            row.payload = body
-            row.size = 0 if body is None else len(body)
-            row.is_loaded = True
-        return list(gone.values())
+        found = {row.seq: row for row in reloaded_rows(records)}
+        gone = []
+        for row in rows:
+            if (whole := found.get(row.seq)) is None:
+                gone.append(row)
+                continue
+            row.payload, row.rare, row.headers = whole.payload, whole.rare, whole.headers
+            row.size, row.is_loaded = whole.size, True
+        return gone
 
     async def reload(self, rows: Sequence[Row]) -> Sequence[Row]:
         async with self._sessions.call(Group.READER, READ_DEADLINE_S) as session:

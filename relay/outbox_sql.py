@@ -11,10 +11,19 @@ from typing import Final
 from relay.database import fill, literal, sql_file
 from relay.errors import SchemaIncompatible
 from relay.migrate import Schema
-from relay.rows import body_sql, row_sql, shard_sql
+from relay.rows import raw_sql, row_sql, shard_sql
 
 DUE_INLINE_BYTES: Final = 16 * 1024
-"""Larger bodies of rows that fall due are fetched when they are about to go."""
+"""Of larger rows that fall due bodies and headers are fetched when they are about to go."""
+
+_INLINE: Final = {
+    "page": "$11::int",
+    "load": str(2**63 - 1),
+    "due": str(DUE_INLINE_BYTES),
+    "followers": str(DUE_INLINE_BYTES),
+    "reload": "0",
+}
+"""How many bytes of a row come along."""
 
 IDENTIFICATION: Final = {name: sql_file(f"queries/{name}.sql") for name in ("may_identify", "identify")}
 """Statements that need no outbox."""
@@ -124,22 +133,22 @@ def texts(schema: Schema, system_identifier: str) -> dict[str, str]:
         "bell_object": str(schema.bell[1]),
         "bell_channel": literal(schema.bell_channel),
         "shard_of_o": shard_sql(),
-        "body": body_sql(schema.payload_type),
+        "raw": raw_sql(schema.payload_type),
         "fingerprint": fingerprint_sql(schema, system_identifier),
     }
     for part in ("backlog_estimate", "blocker"):
         values[part] = fill(sql_file(f"parts/{part}.sql"), values).rstrip()
-    inline = {"page": "$11::int", "due": str(DUE_INLINE_BYTES), "followers": str(DUE_INLINE_BYTES), "reload": "-1"}
     texts = {}
     for name in _QUERIES:
-        if name in inline:
-            values["row"] = row_sql(schema.payload_type, inline[name])
-        values["is_blocked"] = ""
+        if name in _INLINE:
+            values["row"] = row_sql(schema.payload_type, _INLINE[name])
+        values["is_blocked"] = values["x_is_blocked"] = ""
         texts[name] = fill(sql_file(f"queries/{name}.sql"), values)
     # A statement of its own, for usually nobody asks.
-    values["row"] = row_sql(schema.payload_type, inline["page"])
+    values["row"] = row_sql(schema.payload_type, _INLINE["page"])
     is_asked = "f.shard = ANY ($14::smallint[]) AND o.aggregate_id IS NOT NULL"
     values["is_blocked"] = f", CASE WHEN {is_asked} THEN {values['blocker']} END AS is_blocked"
+    values["x_is_blocked"] = ", x.is_blocked"
     texts["page_probed"] = fill(sql_file("queries/page.sql"), values)
     return texts
 

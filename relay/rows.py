@@ -1,7 +1,7 @@
 """Rows of the outbox as the database gives them, made into `Row`s.
 
-Owns: the order of the columns in `sql/parts/row.sql`, how a body is fetched by the payload's type, and the
-decoding, a positional loop, for it runs once a message. Knows no connection.
+Owns: the order of the columns in `sql/parts/row.sql`, how a body is fetched by the payload's type, what of a row
+comes along and what stays behind, and the decoding, a positional loop, for it runs once a message. Knows no connection.
 """
 
 from __future__ import annotations
@@ -13,30 +13,36 @@ from typing import Any, Final
 import orjson
 
 from relay.database import fill, sql_file
-from relay.message import Aside, PayloadType, Row, State
+from relay.message import TEXTS_MAX, Aside, PayloadType, Row, State
+
+_RARE_MAX: Final = 1024
+"""A longer `rare` stays behind with the body, a shorter one never does: rows tell their routes even where they are not read."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Body:
-    """How a body is read: as bytes exactly as stored, and how large it is."""
+    """How a body is read: as bytes exactly as stored, and how large it is. {of} is the row, with a dot."""
 
     bytes: str
     size: str
 
 
-_TEXT_AS_BYTES = "convert_to(o.payload::text, 'UTF8')"
+_TEXT_AS_BYTES = "convert_to({of}payload::text, 'UTF8')"
 
 _BODIES: Final = {
     # There is no size of a json value that does not read it; but where it is not compressed, its stored size is it.
     PayloadType.JSON: _Body(
         _TEXT_AS_BYTES,
-        "CASE WHEN pg_column_compression(o.payload) IS NULL THEN pg_column_size(o.payload)"
-        " ELSE octet_length(o.payload::text) END",
+        "CASE WHEN pg_column_compression({of}payload) IS NULL THEN pg_column_size({of}payload)"
+        " ELSE octet_length({of}payload::text) END",
     ),
-    PayloadType.JSONB: _Body(_TEXT_AS_BYTES, "octet_length(o.payload::text)"),
-    PayloadType.TEXT: _Body(_TEXT_AS_BYTES, "octet_length(o.payload)"),
-    PayloadType.BYTEA: _Body("o.payload", "octet_length(o.payload)"),
+    PayloadType.JSONB: _Body(_TEXT_AS_BYTES, "octet_length({of}payload::text)"),
+    PayloadType.TEXT: _Body(_TEXT_AS_BYTES, "octet_length({of}payload)"),
+    PayloadType.BYTEA: _Body("{of}payload", "octet_length({of}payload)"),
 }
+
+_TEXTS: Final = "(coalesce(octet_length(x.headers), 0) + coalesce(octet_length(x.rare), 0))"
+_SIZE: Final = f"(coalesce(x.body_size, 0)::bigint + CASE WHEN {_TEXTS} > {TEXTS_MAX} THEN 0 ELSE {_TEXTS} END)"
 
 
 def shard_sql(of: str = "o.") -> str:
@@ -44,15 +50,26 @@ def shard_sql(of: str = "o.") -> str:
     return fill(sql_file("parts/shard.sql"), {"of": of}).rstrip()
 
 
-def body_sql(payload_type: PayloadType) -> str:
-    """The body of a row `o` as bytes."""
-    return _BODIES[payload_type].bytes
+def body_sql(payload_type: PayloadType, of: str = "o.") -> str:
+    """The body of a row as bytes."""
+    return fill(_BODIES[payload_type].bytes, {"of": of})
+
+
+def raw_sql(payload_type: PayloadType) -> str:
+    """What `row_sql` takes of a row `o` of the outbox."""
+    return fill(sql_file("parts/raw.sql"), {"body_size": fill(_BODIES[payload_type].size, {"of": "o."})}).rstrip()
 
 
 def row_sql(payload_type: PayloadType, inline: str) -> str:
-    """The columns of a row `o` that the functions below take apart; bodies above `inline` bytes stay behind."""
-    body = _BODIES[payload_type]
-    values = {"body": body.bytes, "large": f"({body.size})", "inline": inline}
+    """The columns of a row `x` that the functions below take apart; what has more than `inline` bytes stays behind."""
+    values = {
+        "body": body_sql(payload_type, "x."),
+        "texts": _TEXTS,
+        "size": _SIZE,
+        "is_left": f"(x.body_size > {inline} OR (x.headers IS NOT NULL OR x.rare IS NOT NULL) AND {_SIZE} > {inline})",
+        "texts_max": str(TEXTS_MAX),
+        "rare_max": str(_RARE_MAX),
+    }
     return fill(sql_file("parts/row.sql"), values).rstrip()
 
 
@@ -93,7 +110,12 @@ def page_rows(records: Iterable[Sequence[Any]]) -> list[Row]:
         row.key = None if aggregate_id is None else (aggregate_type or "", aggregate_id)
         row.payload = body
         if size is None:
-            row.size = 0 if body is None else len(body)
+            held = 0 if body is None else len(body)
+            if rare is not None:
+                held += len(rare)
+            if headers is not None:
+                held += len(headers)
+            row.size = held
             row.is_loaded = True
         else:
             row.size = size
@@ -113,7 +135,7 @@ def page_rows(records: Iterable[Sequence[Any]]) -> list[Row]:
 
 
 def reloaded_rows(records: Iterable[Sequence[Any]]) -> list[Row]:
-    """Rows of `reload.sql`: (shard, a row's columns)."""
+    """Rows of `load.sql` and `reload.sql`: (shard, a row's columns)."""
     return page_rows((None, *record) for record in records)
 
 

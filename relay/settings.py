@@ -221,7 +221,7 @@ SETTINGS: tuple[Setting, ...] = (
         "max_bytes",
         "64MiB",
         values.size,
-        "payload bytes held at all, read ahead or in flight; one larger row passes alone",
+        "bytes of bodies and headers held at all, read ahead or in flight; one larger row passes alone",
         "64KiB 1MiB 2GiB, or plain bytes",
         _ENGINE,
     ),

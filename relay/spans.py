@@ -108,7 +108,7 @@ class OtelSpans:
             "messaging.destination.name": exchange,
             "messaging.rabbitmq.destination.routing_key": routing_key,
             "messaging.message.id": row.id,
-            "messaging.message.body.size": row.size or len(row.payload or b""),
+            "messaging.message.body.size": len(row.payload or b""),
             "outbox_relay.event_type": row.event_type,
             "outbox_relay.outcome": outcome,
             "outbox_relay.attempt": row.attempts + 1,

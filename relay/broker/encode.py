@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from struct import Struct
 from typing import Any, Final
 
-from relay.broker.fields import I64, U8, U16, U32, U64, field, long, own_headers, short, utf8
+from relay.broker.fields import I64, U8, U16, U32, U64, field, long, own_headers, refuse_unread, short, utf8
 from relay.broker.unforeseen import of_the_row
 from relay.envelope import envelope, instant, iso_second
 from relay.errors import MessageInvalid
@@ -169,6 +169,7 @@ class Encoder:
         Raises MessageInvalid with failure class `invalid`, `expired`, `too_large` or `unknown`.
         """
         assert row.is_loaded, "the body is fetched before the row goes"
+        refuse_unread(row.headers)
         rare = row.rare or {}
         exchange, routing_key = self._router.route(row)
         mandatory = rare.get("mandatory")

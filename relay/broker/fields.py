@@ -14,6 +14,7 @@ from struct import Struct
 from typing import Any, Final
 
 from relay.errors import MessageInvalid
+from relay.message import TEXTS_MAX, TEXTS_UNREAD
 
 U8: Final = [bytes((n,)) for n in range(256)]
 U16: Final = Struct(">H").pack
@@ -29,6 +30,14 @@ declares.
 
 _INT64_MIN: Final = -(2**63)
 _INT64_MAX: Final = 2**63 - 1
+
+
+def refuse_unread(headers: str | None) -> None:
+    """Headers (and rarer columns) that were too large to be read: no message could carry them. Raises MessageInvalid."""
+    if headers is not None and headers.endswith(TEXTS_UNREAD):
+        raise MessageInvalid(
+            f"properties and headers have {headers} of JSON, one frame could not hold them (above {TEXTS_MAX} none is read)"
+        )
 
 
 def own_headers(text: str) -> dict[str, bytes]:

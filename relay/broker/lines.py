@@ -19,7 +19,7 @@ from typing import Any, Final
 import orjson
 
 from relay.broker.encode import expiration
-from relay.broker.fields import header_object
+from relay.broker.fields import header_object, refuse_unread
 from relay.broker.unforeseen import of_the_row
 from relay.envelope import envelope, instant, iso
 from relay.errors import MessageInvalid
@@ -49,6 +49,7 @@ class LineEncoder:
         Raises MessageInvalid with failure class `invalid`, `expired` or `unknown`.
         """
         assert row.is_loaded, "the body is fetched before the row goes"
+        refuse_unread(row.headers)
         exchange, routing_key = self._router.route(row)
         document = {
             "id": row.id,

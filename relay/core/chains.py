@@ -73,9 +73,9 @@ class Chains:
         self._counts = [0] * SHARDS
         self.holding = Holding(held_keys_max)
         self.bytes = 0
-        """Payload bytes in memory."""
+        """Bytes of bodies, headers and rarer columns in memory."""
         self.large_bytes = 0
-        """Those of them in bodies that were fetched apart (larger than a page carries)."""
+        """Those of them that were fetched apart (of rows larger than a page carries)."""
         self.has_orphans = False
         """A row was forgotten in flight on the present link: ids are looked up before a publish (P1)."""
         self.wanted: dict[int, Row] = {}
@@ -117,7 +117,7 @@ class Chains:
         return sum(self._kept_back)
 
     def in_flight_bytes(self) -> int:
-        """Payload bytes published and not yet confirmed."""
+        """Bytes of the rows published and not yet confirmed."""
         return sum(row.size for row in self._rows.values() if row.state is _IN_FLIGHT)
 
     def lowest_unsettled(self) -> dict[int, int]:

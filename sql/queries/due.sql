@@ -17,7 +17,8 @@ WITH chosen AS MATERIALIZED (
              ORDER BY o.due_at, o.seq LIMIT $3::int) x
          WHERE f.shard = ANY (ARRAY (SELECT s.shard FROM {shard} s WHERE s.owner = $5::text))
          ORDER BY x.due_at, x.seq LIMIT $3::int)
-SELECT o.aside, $4::bool AND o.aggregate_id IS NOT NULL AND {blocker} AS is_blocked,
-       {shard_of_o} AS shard, {row}
-  FROM chosen JOIN {table} o ON o.ctid = chosen.c
- ORDER BY chosen.due_at, chosen.seq
+SELECT x.aside, x.is_blocked, x.shard, {row}
+  FROM (SELECT o.aside, $4::bool AND o.aggregate_id IS NOT NULL AND {blocker} AS is_blocked, {shard_of_o} AS shard,
+               chosen.due_at, {raw}
+          FROM chosen JOIN {table} o ON o.ctid = chosen.c) x
+ ORDER BY x.due_at, x.seq

@@ -4,7 +4,8 @@
 -- Locks:   none.
 -- Index:   {aside_key_index}, one descent a head; then by address. Rows of the fault table hold nothing.
 -- Caller:  relay/outbox.py `followers`.
-SELECT x.aside, false AS is_blocked, {shard_of_o} AS shard, {row}
+SELECT x.aside, false AS is_blocked, x.shard, {row} FROM (
+SELECT found.aside, {shard_of_o} AS shard, {raw}
   FROM unnest($1::text[], $2::text[], $3::bigint[], $4::bigint[]) k(t, a, seq, cursor)
  CROSS JOIN LATERAL (
         SELECT n.c, n.aside, bool_and(n.aside = 'held' AND n.seq <= k.cursor) OVER (ORDER BY n.seq) AS is_next FROM (
@@ -14,7 +15,7 @@ SELECT x.aside, false AS is_blocked, {shard_of_o} AS shard, {row}
                AND b.aside IS NOT NULL AND b.seq > k.seq AND b.holds AND b.aggregate_id = k.a
                AND coalesce(b.aggregate_type, '') = k.t
                AND (NOT (SELECT EXISTS (SELECT FROM {fault})) OR (SELECT 1 FROM {fault} u WHERE u.seq = b.seq AND u.id = b.id) IS NULL)
-             ORDER BY b.seq LIMIT $5::int) n) x
-  JOIN {table} o ON o.ctid = x.c
- WHERE x.is_next
- ORDER BY o.seq
+             ORDER BY b.seq LIMIT $5::int) n) found
+  JOIN {table} o ON o.ctid = found.c
+ WHERE found.is_next) x
+ ORDER BY x.seq

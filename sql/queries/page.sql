@@ -3,7 +3,7 @@
 --          in this snapshot (L8): looked up once, for a join costs a fifth of an empty page.
 -- Values:  $1..$5 the list (number, low, xid or null, gone, asked); $6 shards, $7 cursors, each as an array's text, $8 up to which seq (S, or none
 --          to read beyond it, R3), $9 rows a shard, $10 up to how many seqs above where a shard begins: what is sent is
---          looked at too, and there may be very much of it; $11 the largest body that comes along; $12 instance; $13 up to which
+--          looked at too, and there may be very much of it; $11 the most bytes of a row that come along; $12 instance; $13 up to which
 --          seq to look in any case (S, for a cursor goes there, or none): above it only as far as the sequence has been, so
 --          that a poll that finds nothing descends nowhere and costs a third less. {is_blocked}: nothing, or for the shards in $14 whether a row has a blocker (H2).
 --          Rows in the fault table are left out, by one probe a row (an EXISTS would read all of that table into a hash).
@@ -20,10 +20,10 @@ WITH w AS MATERIALIZED (
           FROM w)
 SELECT e.ended, r.*
   FROM e LEFT JOIN LATERAL (
-        SELECT f.shard, x.*
+        SELECT f.shard, {row}{x_is_blocked}
           FROM unnest($6::text::smallint[], $7::text::bigint[]) f(shard, cursor)
          CROSS JOIN LATERAL (
-               SELECT {row}{is_blocked}
+               SELECT {raw}{is_blocked}
                  FROM {table} o
                 WHERE least(f.cursor, e.low) < greatest($13::bigint, e.drawn)
                   AND {shard_of_o} = f.shard AND o.aside IS NULL AND o.seq > least(f.cursor, e.low)

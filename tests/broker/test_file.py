@@ -101,6 +101,7 @@ def test_an_envelope_is_embedded() -> None:
     ("columns", "failure"),
     [
         ({"headers": "[]"}, "invalid"),
+        ({"headers": "5242889 bytes"}, "invalid"),
         ({"headers": '{"n": NaN}'}, "invalid"),
         ({"headers": '{"d": ' + "[" * 5000 + "]" * 5000 + "}"}, "invalid"),
         ({"occurred_at": float("inf")}, "invalid"),

@@ -404,6 +404,14 @@ def test_headers_beyond_one_frame_are_invalid() -> None:
     assert "one frame" in invalid(make_row(aggregate_id="x" * 5000), frame_max=4096).message
 
 
+def test_headers_that_were_not_read_are_invalid_and_say_how_large_they_are() -> None:
+    """Whatever else is wrong, and missing, with the row: its route was not read either."""
+    unread = make_row(headers="5242889 bytes", rare={})
+    failure = invalid(unread, frame_max=0, route=("events", "{producer}"))
+    assert failure.failure_class == "invalid"
+    assert failure.message.startswith("properties and headers have 5242889 bytes of JSON, one frame")
+
+
 def test_a_body_above_the_known_limit_is_too_large() -> None:
     encoded(make_row(payload=b"x" * 10), body_bytes_max=10)
     assert invalid(make_row(payload=b"x" * 11), body_bytes_max=10).failure_class == "too_large"

@@ -56,6 +56,21 @@ async def test_case_01_an_unroutable_row_goes_when_its_route_comes(site: Site, r
     assert Counter(message.message_id for message in await drain(site.amqp_url, 2)) == {"nowhere": 1, "empty": 1}
 
 
+# ---------------------------------------------------------------- too large
+
+
+async def test_headers_of_megabytes_are_parked_with_their_size(site: Site) -> None:
+    """They are not read; whoever looks at the row learns what is wrong with it."""
+    await start(site, 1)
+    headers = json.dumps({"h": "x" * (5 * 1024 * 1024)})
+    good = await insert_among(site, [{"id": "huge", "key": "h", "headers": headers, "routing_key": "ok.mine"}])
+    found = await parked(site, "huge", "invalid")
+    assert found["failure_error"].startswith("properties and headers have 52429")
+    assert "one frame could not hold them" in found["failure_error"]
+    assert found["failure_routing_key"] == "ok.mine"
+    assert await arrived(site, good) == {}
+
+
 # ---------------------------------------------------------------- refused
 
 

@@ -427,6 +427,52 @@ async def test_a_row_as_it_is_read(database: asyncpg.Connection, started: Callab
     assert nulls.rare == {"expires_at": 9224318016000.0 - 86400}
 
 
+async def test_a_page_of_rows_with_large_headers_brings_little(
+    database: asyncpg.Connection, started: Callable[..., Relay]
+) -> None:
+    """Headers and other texts were always there, whatever the bound: 3,000 rows of 100 KB, legal ones, were 286 MiB."""
+    await database.execute(
+        """INSERT INTO outbox (event_type, headers, tracestate, available_at)
+        SELECT 'e', CASE WHEN n % 3 > 0 THEN jsonb_build_object('h', repeat('x', 100000)) END,
+               CASE WHEN n % 3 < 2 THEN repeat('y', 100000) END, CASE WHEN n % 3 < 2 THEN to_timestamp(1000000000) END
+          FROM generate_series(0, 299) n"""
+    )
+    relay = await started().start()
+    rows = await relay.read(inline_bytes=8192)
+    assert len(rows) == 300
+    assert not any(row.is_loaded for row in rows)
+    assert all(row.headers is None and row.size >= 100_000 for row in rows)
+    dated = {"available_at": 1e9}
+    assert [row.rare for row in rows[:3]] == [dated, dated, None], "what is asked for before a row is loaded"
+    assert await relay.load(rows[:3]) == []
+    for row, headers, texts in zip(rows, (None, 100_009, 100_009), (1, 2, 1), strict=False):
+        assert row.is_loaded
+        assert headers == (None if row.headers is None else len(row.headers))
+        assert texts * 100_000 < row.size < texts * 100_000 + 100
+    assert [row.rare for row in rows[:2]] == [dated | {"tracestate": "y" * 100_000}] * 2
+
+
+async def test_texts_that_no_message_could_carry_are_not_read(
+    database: asyncpg.Connection, started: Callable[..., Relay]
+) -> None:
+    """Megabytes of them, in a few rows, were in the driver's hands before any bound was looked at."""
+    await database.execute(
+        """INSERT INTO outbox (event_type, payload, headers, tracestate, exchange) VALUES
+        ('e', '1', jsonb_build_object('h', repeat('x', 5242880)), NULL, 'mine'),
+        ('e', '1', '{"h": 1}', repeat('y', 5242880), 'mine')"""
+    )
+    relay = await started().start()
+    rows = await relay.read(inline_bytes=8192)
+    for row, size in zip(rows, (5_242_889 + 20, 8 + 5_242_880 + 38), strict=True):
+        assert (row.is_loaded, row.payload, row.headers) == (True, b"1", f"{size} bytes")
+        assert row.size < 100
+    # Its route is told where it is parked, if that is a short one.
+    assert [row.rare for row in rows] == [{"exchange": "mine"}, {}]
+    assert all(row.size < 100 for row in await relay.reload(rows))
+    assert await relay.load(rows) == []
+    assert [row.headers for row in rows] == ["5242909 bytes", "5242926 bytes"]
+
+
 async def test_a_page_is_by_shard_and_seq_up_to_its_limit(
     database: asyncpg.Connection, started: Callable[..., Relay]
 ) -> None:

@@ -222,9 +222,11 @@ class Database:
         key: str | None = "k",
         event_type: str = "ok",
         size: int = 10,
+        headers_size: int = 0,
         available_in_s: float | None = None,
     ) -> str:
-        """The rest of an INSERT: the xid, the row, the statement trigger. Returns the id."""
+        """The rest of an INSERT: the xid, the row, the statement trigger; sizes as `outbox_suite.Table.insert` has them.
+        Returns the id."""
         self._require(transaction)
         if transaction.xid is None:
             transaction.xid = self.meta["next_xid"]
@@ -243,6 +245,7 @@ class Database:
                 event_type,
                 b"x" * size,
                 self.now(),
+                headers=f'{{"h": "{"x" * (headers_size - 9)}"}}' if headers_size else None,
                 available_at=None if available_in_s is None else self.now() + available_in_s,
             )
         )

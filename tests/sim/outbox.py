@@ -5,6 +5,8 @@
 
 from __future__ import annotations
 
+import json
+import sys
 import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -28,7 +30,7 @@ from relay.core.ports.outbox import (
     Writer,
 )
 from relay.errors import DatabaseRefused
-from relay.message import Aside, Key, Row
+from relay.message import TEXTS_MAX, TEXTS_UNREAD, Aside, Key, Row
 
 from .settling import Settling
 from .tables import DbRelay, DbRow, DbShard, Session
@@ -228,7 +230,16 @@ class FakeOutbox(Settling):
     # -------------------------------------------------------- the reader's
 
     def _row(self, row: DbRow, inline_bytes: int) -> Row:
-        is_loaded = len(row.payload) <= inline_bytes
+        rare = None if row.available_at is None else {"available_at": row.available_at}
+        headers, size = row.headers, len(row.payload)
+        texts = len(headers or "") + (0 if rare is None else len(json.dumps(rare)))
+        if texts > TEXTS_MAX:
+            headers = f"{texts}{TEXTS_UNREAD}"
+        else:
+            size += texts
+        is_loaded = size <= inline_bytes
+        if is_loaded and texts > TEXTS_MAX:
+            size += len(headers or "")
         return Row(
             row.shard,
             row.seq,
@@ -238,11 +249,12 @@ class FakeOutbox(Settling):
             aggregate_type=row.key[0] if row.key is not None else None,
             aggregate_id=row.key[1] if row.key is not None else None,
             payload=row.payload if is_loaded else None,
-            size=len(row.payload),
+            size=size,
             is_loaded=is_loaded,
             occurred_at=row.created_at,
             created_at=row.created_at,
-            rare=None if row.available_at is None else {"available_at": row.available_at},
+            rare=rare,
+            headers=headers if is_loaded or texts > TEXTS_MAX else None,
             aside=row.aside,
             attempts=row.attempts,
         )
@@ -294,18 +306,19 @@ class FakeOutbox(Settling):
         return self.database.shards[shard].owner == self.instance
 
     async def load(self, rows: Sequence[Row]) -> Sequence[Row]:
-        bodies = await self._call("load", "reader", at_once(lambda: self._load(rows)), rows)
+        found = await self._call("load", "reader", at_once(lambda: self._load(rows)), rows)
         gone = []
-        for row, body in zip(rows, bodies, strict=True):
-            if body is None:
+        for row, whole in zip(rows, found, strict=True):
+            if whole is None:
                 gone.append(row)
             else:
-                row.payload, row.is_loaded = body, True
+                row.payload, row.rare, row.headers = whole.payload, whole.rare, whole.headers
+                row.size, row.is_loaded = whole.size, True
         return gone
 
-    def _load(self, rows: Sequence[Row]) -> list[bytes | None]:
+    def _load(self, rows: Sequence[Row]) -> list[Row | None]:
         found = [self.database.rows.get((row.seq, row.id)) for row in rows]
-        return [row.payload if row is not None and row.sent_at is None else None for row in found]
+        return [self._row(row, sys.maxsize) if row is not None and row.sent_at is None else None for row in found]
 
     async def reload(self, rows: Sequence[Row]) -> Sequence[Row]:
         return await self._call("reload", "reader", at_once(lambda: self._reload(rows)), rows)
@@ -313,7 +326,7 @@ class FakeOutbox(Settling):
     def _reload(self, rows: Sequence[Row]) -> Sequence[Row]:
         found = [self.database.rows.get((row.seq, row.id)) for row in rows]
         return [
-            self._row(row, -1)
+            self._row(row, 0)
             for row in found
             if row and row.aside is None and row.sent_at is None and self.database.is_sound(row)
         ]

@@ -25,7 +25,7 @@ from relay.core.ports.outbox import (
     Setback,
     Settlement,
 )
-from relay.message import Aside, Row
+from relay.message import TEXTS_MAX, TEXTS_UNREAD, Aside, Row
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,8 +56,17 @@ class Table(Protocol):
 
     async def begin(self) -> OpenWriter: ...
     async def insert(
-        self, key: str | None, count: int = 1, *, available_in_s: float | None = None, size: int = 10
-    ) -> list[str]: ...
+        self,
+        key: str | None,
+        count: int = 1,
+        *,
+        available_in_s: float | None = None,
+        size: int = 10,
+        headers_size: int = 0,
+    ) -> list[str]:
+        """`size` is about that of the body, `headers_size`, none or more than 9, exactly that of the headers' text."""
+        ...
+
     async def relay(self, name: str, *, holds_when_parked: bool = True) -> Outbox: ...
     async def open(self, relay: Outbox, name: str) -> OutboxInfo:
         """Once more, after its sessions were closed or lost."""
@@ -427,6 +436,50 @@ async def case_large_bodies_stay_behind_and_are_loaded(table: Table) -> None:
     assert rows[0].is_loaded
     assert rows[0].payload is not None
     assert len(rows[0].payload) == rows[0].size
+
+
+async def case_large_headers_stay_behind_as_bodies_do(table: Table) -> None:
+    """What a page brings is bounded by the bytes of whole rows."""
+    outbox = await table.relay("a")
+    claims = await claim_all(outbox)
+    await table.insert("small", headers_size=60)
+    await table.insert("large", headers_size=5000)
+    await table.insert("both", size=60, headers_size=60)
+    rows = sorted((await read(outbox, claims, inline_bytes=100)).rows, key=lambda row: row.seq)
+    assert [row.is_loaded for row in rows] == [True, False, False]
+    bodies = [len(row.payload or b"") for row in rows]
+    assert [len(row.headers or "") for row in rows] == [60, 0, 0]
+    assert rows[0].size == bodies[0] + 60
+    assert 5000 < rows[1].size < 5030
+    assert 120 <= rows[2].size < 140
+    assert bodies[1:] == [0, 0]
+    assert await outbox.load(rows[1:]) == []
+    for row in rows:
+        assert row.payload is not None
+        assert row.headers is not None
+        assert row.is_loaded
+        assert len(row.payload) + len(row.headers) == row.size
+    (again,) = await outbox.reload(rows[:1])
+    assert (again.is_loaded, again.payload, again.headers) == (False, None, None)
+    assert again.size > 60
+
+
+async def case_headers_that_no_message_could_carry_are_not_read(table: Table) -> None:
+    """Their size comes in their place, with the page or, where the body stays behind, with that."""
+    outbox = await table.relay("a")
+    claims = await claim_all(outbox)
+    await table.insert("k", headers_size=TEXTS_MAX + 1)
+    await table.insert("k", size=5000, headers_size=TEXTS_MAX + 1)
+    await table.insert("k", headers_size=TEXTS_MAX)
+    rows = sorted((await read(outbox, claims, inline_bytes=100)).rows, key=lambda row: row.seq)
+    unread = f"{TEXTS_MAX + 1}{TEXTS_UNREAD}"
+    assert [row.is_loaded for row in rows] == [True, False, False]
+    assert [row.headers for row in rows] == [unread, unread, None]
+    assert [row.size < limit for row, limit in zip(rows, (100, 5100, TEXTS_MAX + 100), strict=True)] == [True] * 3
+    assert await outbox.load(rows[1:]) == []
+    assert rows[1].headers == unread
+    assert len(rows[1].payload or b"") >= 5000
+    assert len(rows[2].headers or "") == TEXTS_MAX
 
 
 # ---------------------------------------------------------------- settling

@@ -21,6 +21,7 @@ class DbRow:
     event_type: str
     payload: bytes
     created_at: float
+    headers: str | None = None
     available_at: float | None = None
     aside: Aside | None = None
     holds: bool = False

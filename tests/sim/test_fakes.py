@@ -48,10 +48,17 @@ class FakeTable(Bench):
         return FakeWriter(self.database)
 
     async def insert(
-        self, key: str | None, count: int = 1, *, available_in_s: float | None = None, size: int = 10
+        self,
+        key: str | None,
+        count: int = 1,
+        *,
+        available_in_s: float | None = None,
+        size: int = 10,
+        headers_size: int = 0,
     ) -> list[str]:
         writer = self.database.begin()
-        ids = [self.database.insert(writer, key, available_in_s=available_in_s, size=size) for _ in range(count)]
+        columns = {"available_in_s": available_in_s, "size": size, "headers_size": headers_size}
+        ids = [self.database.insert(writer, key, **columns) for _ in range(count)]
         self.database.end(writer, commit=True)
         # The suite settles without a broker: the oracle is told that all was delivered.
         for each in ids:

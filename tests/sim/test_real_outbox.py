@@ -40,13 +40,17 @@ class PostgresWriter:
         await self._connection.close()
 
 
-async def _insert(connection: asyncpg.Connection, key: str | None, available_in_s: float | None, size: int) -> str:
+async def _insert(
+    connection: asyncpg.Connection, key: str | None, available_in_s: float | None, size: int, headers_size: int = 0
+) -> str:
     id_: str = await connection.fetchval(
-        "INSERT INTO outbox (aggregate_type, aggregate_id, event_type, payload, available_at)"
-        " VALUES ('t', $1, 'ok', to_json(repeat('x', $2)), clock_timestamp() + $3 * interval '1 s') RETURNING id",
+        "INSERT INTO outbox (aggregate_type, aggregate_id, event_type, payload, available_at, headers)"
+        " VALUES ('t', $1, 'ok', to_json(repeat('x', $2)), clock_timestamp() + $3 * interval '1 s',"
+        " CASE WHEN $4 = 0 THEN '{}' ELSE jsonb_build_object('h', repeat('x', $4 - 9)) END) RETURNING id",
         key,
         size,
         available_in_s,
+        headers_size,
     )
     return id_
 
@@ -69,10 +73,16 @@ class PostgresTable:
         return PostgresWriter(connection, transaction)
 
     async def insert(
-        self, key: str | None, count: int = 1, *, available_in_s: float | None = None, size: int = 10
+        self,
+        key: str | None,
+        count: int = 1,
+        *,
+        available_in_s: float | None = None,
+        size: int = 10,
+        headers_size: int = 0,
     ) -> list[str]:
         async with self._connection.transaction():
-            return [await _insert(self._connection, key, available_in_s, size) for _ in range(count)]
+            return [await _insert(self._connection, key, available_in_s, size, headers_size) for _ in range(count)]
 
     async def relay(self, name: str, *, holds_when_parked: bool = True) -> Outbox:
         outbox = PostgresOutbox(

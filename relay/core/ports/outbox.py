@@ -92,9 +92,9 @@ class PageRequest:
 
     A row is returned when it lies above the lowest of its shard's cursor and the lows of the
     writers that have ended, up to `last_seq` unless `beyond`, and up to `span` seqs above that
-    lowest in any case; `limit` rows a shard, by seq; not the rows aside, not the sent ones. Bodies
-    over `inline_bytes` stay behind (`is_loaded` false). Whether a row has a blocker is asked for
-    rows of the shards `probed` only (H2). Rows above both `last_seq` and the last seq drawn, where there
+    lowest in any case; `limit` rows a shard, by seq; not the rows aside, not the sent ones. Of rows
+    over `inline_bytes` body and headers stay behind (`is_loaded` false). Whether a row has a blocker is
+    asked for rows of the shards `probed` only (H2). Rows above both `last_seq` and the last seq drawn, where there
     are none but after a `setval`, are looked for only with `beyond_drawn`.
     """
 
@@ -346,11 +346,11 @@ class Outbox(Protocol):
     async def page(self, request: PageRequest) -> Page: ...
 
     async def load(self, rows: Sequence[Row]) -> Sequence[Row]:
-        """Fetch the bodies left behind into the rows; returns the rows that are gone."""
+        """Fetch what was left behind into the rows; returns the rows that are gone."""
         ...
 
     async def reload(self, rows: Sequence[Row]) -> Sequence[Row]:
-        """New `Row`s (bodies left behind) by id and seq for those still pending and not aside."""
+        """New `Row`s (bodies and headers left behind) by id and seq for those still pending and not aside."""
         ...
 
     async def due(self, cursors: Mapping[int, int], limit: int, here: Sequence[int] = ()) -> Due:
