@@ -38,7 +38,7 @@ class Quarantine:
         if not suspects:
             return None
         row = suspects.next(engine.leases.writable(now))
-        if row is None or link.is_in_flight(row.id) or (suspects.are_alone and link.in_flight):
+        if row is None or link.is_in_flight(row.id) or (suspects.are_alone and link.in_doubt):
             return None
         engine.chains.take_alone(row)
         suspects.begin(row)

@@ -97,6 +97,10 @@ class AmqpLink:
     def in_flight(self) -> int:
         return len(self._window) + len(self._probes)
 
+    @property
+    def in_doubt(self) -> int:
+        return len(self._window) + (self._probes.probed is not None)
+
     def is_in_flight(self, message_id: str) -> bool:
         return self._window.is_in_flight(message_id) or self._probes.is_in_flight(message_id)
 

@@ -33,7 +33,7 @@ class Suspects:
         self.probed: Row | None = None
         self.are_alone = False
         """They closed a whole connection: while there are suspects, nothing else is published (a probe's answer
-        would not count)."""
+        would not count). Probes that have passed may be unconfirmed yet: the broker has looked at them."""
 
     def __len__(self) -> int:
         return len(self._rows)

@@ -219,6 +219,10 @@ class TestedLink:
     def in_flight(self) -> int:
         return len(self.open)
 
+    @property
+    def in_doubt(self) -> int:
+        return len(self.open)
+
     def is_in_flight(self, message_id: str) -> bool:
         return message_id in self.open
 

@@ -175,6 +175,10 @@ class FakeLink:
     def in_flight(self) -> int:
         return len(self._window) + len(self._probe_window)
 
+    @property
+    def in_doubt(self) -> int:
+        return len(self._window) + self._probing
+
     async def close(self) -> None:
         if self._is_closed:
             return

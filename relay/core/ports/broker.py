@@ -108,6 +108,11 @@ class Link(Protocol):
         """Messages without an outcome, orphans and probes included."""
         ...
 
+    @property
+    def in_doubt(self) -> int:
+        """Those of them over which the broker may yet close: all but probes that have passed."""
+        ...
+
     async def close(self) -> None:
         """Orderly; never raises. `on_closed` follows when rows were in flight."""
         ...
