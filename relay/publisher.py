@@ -330,13 +330,12 @@ class Publisher:
     def on_passed(self, row: Row) -> None:
         self._last_progress_at = self._engine.clock.now()
         self._stall.on_answered(self._last_progress_at)
-        self._quarantine.clear(row)
+        self._quarantine.take_in(row, self._last_progress_at)
 
     def on_refused(self, refusal: Rejection, lost: Sequence[Row]) -> None:
         engine = self._engine
         self._note_outcome("lost", [refusal.row, *lost], refusal.error)
-        self._quarantine.clear(refusal.row)
-        self._quarantine.beware(engine.clock.now())
+        self._quarantine.refuse(refusal, engine.clock.now())
         if engine.is_stopping:
             engine.chains.finish([row for row in lost if row.state is State.IN_FLIGHT])
         else:

@@ -405,6 +405,10 @@ class Chains:
         """The same for rows that must not go with others (`core/suspects.py`): ready, in no queue, for `take_alone`."""
         self._back_from_link(rows)
 
+    def rejoin(self, rows: Sequence[Row]) -> None:
+        """Rows that were kept apart may go with others after all: before everything else, in their order."""
+        self._ready.extendleft(row for row in reversed(rows) if row.state is _READY)
+
     def _back_from_link(self, rows: Iterable[Row]) -> list[Row]:
         """READY again, in no queue yet; but for those whose turn it is not, for a lower one of the key committed
         meanwhile: these wait, and come out of `take` in their turn."""

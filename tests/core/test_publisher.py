@@ -10,10 +10,10 @@ import pytest
 
 from relay.core.ports.broker import Closed, Link, LinkListener, Rejection
 from relay.core.settings import EngineSettings
+from relay.core.wariness import WARY_S
 from relay.errors import BrokerUnavailable
 from relay.message import Aside, PayloadType, Row
 from relay.publisher import NACKS_MAX
-from relay.quarantine import WARY_S
 from tests.core.parts import Parts, TestedLink, eventually, make_row, turns
 
 # ---------------------------------------------------------------- the publisher
@@ -394,3 +394,27 @@ async def test_after_a_refusal_rows_with_an_exchange_of_their_own_are_tried_by_t
         parts.engine.admit([later])
         await eventually(lambda: later in link.sent)
     assert link.probes == [own]
+
+
+def test_behind_one_that_passed_the_rows_of_its_exchange_go_with_everybody() -> None:
+    """One forbidden exchange had the rows of all others tried one by one: a backlog that never went down."""
+    parts = Parts()
+    link, publisher = parts.link, parts.publisher
+    rows = [make_row(seq, f"k{seq}") for seq in range(1, 7)]
+    for row in rows:
+        row.rare = {"exchange": "other" if row.seq == 5 else "good"}
+    bad, first, second, third, other, late = rows
+    bad.rare = {"exchange": "bad"}
+    parts.engine.admit([bad])
+    parts.turn()
+    link.open.clear()
+    publisher.on_refused(Rejection(bad, "refused", "403", "bad", "k"), ())
+    parts.engine.admit([first, second, third, other])
+    parts.turn()
+    parts.turn()
+    assert (link.sent, link.probes) == ([bad, first], [first])
+    publisher.on_passed(first)
+    parts.engine.admit([late])
+    parts.turn()
+    assert link.probes == [first, other]
+    assert link.sent == [bad, first, other, second, third, late]
