@@ -45,6 +45,8 @@ class Quarantine:
         if not publication.taken:
             self._suspects.lose_probe()
             self._engine.chains.keep_apart([row])
+            if publication.unverified is not None:
+                self._suspects.put_off(row, publication.unverified)
         elif publication.rejected:
             self.clear(row)
 
@@ -86,6 +88,10 @@ class Quarantine:
         engine.chains.keep_apart(live)
         self._suspects.add(live, alone=alone)
         engine.log.warning("rows_suspected", rows=len(live), alone=alone, error=error)
+
+    def on_verified(self, exchange: str | None = None) -> None:
+        """There is a verdict on this exchange, or on any."""
+        self._suspects.on_verified(exchange)
 
     def beware(self, now: float) -> None:
         """The broker has refused a row: the next one may be among those that wait."""

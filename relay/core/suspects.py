@@ -36,6 +36,8 @@ class Suspects:
         self._closed_over: dict[int, Row] = {}
         """A link was closed over these, in publish order."""
         self._doubted: dict[int, Row] = {}
+        self._put_off: dict[int, str] = {}
+        """Exchanges that are being asked for, by the seqs of their rows."""
         self.probed: Row | None = None
         self.are_alone = False
         """A whole connection was closed over them: while there are such, nothing else is published (a probe's answer
@@ -80,7 +82,7 @@ class Suspects:
         for row in chain(reversed(self._closed_over.values()), self._doubted.values()):
             if row.state in _ENDED:
                 ended.append(row)
-            elif row.state is State.READY and writable[row.shard]:
+            elif row.state is State.READY and writable[row.shard] and row.seq not in self._put_off:
                 found = row
                 break
         for row in ended:
@@ -97,11 +99,20 @@ class Suspects:
         """It is no suspect any more: taken in, refused, rejected, or not here any longer."""
         if self.probed is row:
             self.probed = None
+        self._put_off.pop(row.seq, None)
         for rows in (self._closed_over, self._doubted):
             if rows.get(row.seq) is row:
                 del rows[row.seq]
         if not self._closed_over:
             self.are_alone = False
+
+    def put_off(self, row: Row, exchange: str) -> None:
+        """It is not tried before there is a verdict on its exchange."""
+        self._put_off[row.seq] = exchange
+
+    def on_verified(self, exchange: str | None = None) -> None:
+        """There is one on this exchange, or on any."""
+        self._put_off = {seq: name for seq, name in self._put_off.items() if exchange not in (None, name)}
 
     def lose_probe(self) -> Row | None:
         """The link is gone, for another reason: the row that was being tried is a suspect still."""

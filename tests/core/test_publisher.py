@@ -418,3 +418,49 @@ def test_behind_one_that_passed_the_rows_of_its_exchange_go_with_everybody() -> 
     parts.turn()
     assert link.probes == [first, other]
     assert link.sent == [bad, first, other, second, third, late]
+
+
+def test_a_row_whose_exchange_is_being_asked_for_keeps_nobody_back() -> None:
+    """A question that is never answered (no connection to ask it on is to be had) stopped everything behind its row."""
+    parts = Parts()
+    link = parts.link
+    rows = [make_row(seq, f"k{seq}") for seq in range(1, 6)]
+    link.unverified = {rows[0].id: "x", rows[2].id: "y"}
+    parts.engine.admit(rows)
+    parts.turn()
+    assert link.sent == [rows[1], rows[3], rows[4]]
+    link.unverified = {rows[2].id: "y"}
+    parts.publisher.on_verified("x")
+    parts.turn()
+    assert link.sent[3:] == [rows[0]]
+    link.unverified = {}
+    parts.turn()
+    assert len(link.sent) == 4
+    parts.publisher.on_verified("y")
+    parts.turn()
+    assert link.sent[4:] == [rows[2]]
+
+
+def test_a_suspect_whose_exchange_is_being_asked_for_keeps_no_other_back() -> None:
+    """Those that closed a whole connection stop everything as long as one of them can be tried."""
+    parts = Parts()
+    link, publisher = parts.link, parts.publisher
+    one, two, other = rows = [make_row(seq, f"k{seq}") for seq in range(1, 4)]
+    parts.engine.admit(rows[:2])
+    parts.turn()
+    link.open.clear()
+    publisher.on_suspected([one, two], "541", alone=True)
+    link.unverified = {two.id: "x"}
+    link.sent.clear()
+    parts.engine.admit([other])
+    parts.turn()
+    assert link.sent == [one]
+    publisher.on_passed(one)
+    parts.turn()
+    assert link.sent == [one, other]
+    link.unverified = {}
+    link.ack(one, other)
+    publisher.on_verified("x")
+    parts.turn()
+    assert link.sent == [one, other, two]
+    assert link.probes[-1] is two

@@ -200,6 +200,9 @@ class Ear:
     def on_writable(self) -> None:
         self.heard.append(("writable", []))
 
+    def on_verified(self, exchange: str) -> None:
+        self.heard.append(("verified", []))
+
     def on_suspected(self, rows: object, error: str, *, alone: bool) -> None:
         self._note("suspected", rows)
 
