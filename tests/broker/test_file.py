@@ -7,6 +7,7 @@ import contextlib
 import errno
 import json
 import os
+import select
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from relay.core.ports.broker import Closed
 from relay.errors import BrokerRefused, BrokerUnavailable, MessageInvalid
 from relay.message import PayloadType
 from relay.route import Router
+from tests.conftest import eventually
 
 from .disk import Disk
 from .places import NOW, body_of
@@ -329,6 +331,7 @@ async def test_half_a_line_of_the_link_before_is_ended(tmp_path: Path) -> None:
     first, second = Recorder(), Recorder()
     link = await sink.connect(first, PayloadType.JSON)
     link.publish([row])
+    await eventually(lambda: bool(select.select([reader], [], [], 0)[0]))
     await link.close()
     assert first.outcomes["lost"] == [1]
     link = await sink.connect(second, PayloadType.JSON)
