@@ -94,6 +94,9 @@ class Publisher:
             engine.link = link
             self._nacked_since = None
             engine.chains.offer_again()
+            # Nobody answers any more what the last link asked.
+            engine.chains.on_verified()
+            self._quarantine.on_verified()
             engine.to_publish.set()
             engine.to_renew.set()
             connected_at = engine.clock.now()
@@ -187,31 +190,40 @@ class Publisher:
             self._last_progress_at = now
         for row in batch:
             row.published_at = now
-        publication = link.publish(batch)
-        self._take_publication(batch, publication)
-        if publication.taken < len(batch):
+        if not self._publish(link, batch):
             return self._until_backoff(now)
         return 0.0 if chains.ready else self._until_backoff(now)
 
     def _probe(self, link: Link, now: float) -> bool:
         """Try the next suspect, if there is one; whether it is in flight."""
-        row = self._quarantine.next(link, now)
-        if row is None:
-            return False
-        if link.in_flight == 0:
-            self._last_progress_at = now
-        publication = link.probe(row)
-        self._quarantine.take(row, publication)
-        self._spend(publication.taken)
-        for rejection in publication.rejected:
-            self._fail(rejection)
-        return publication.taken > len(publication.rejected)
+        while (row := self._quarantine.next(link, now)) is not None:
+            if link.in_flight == 0:
+                self._last_progress_at = now
+            publication = link.probe(row)
+            self._quarantine.take(row, publication)
+            self._spend(publication.taken)
+            for rejection in publication.rejected:
+                self._fail(rejection)
+            if publication.unverified is None:
+                return publication.taken > len(publication.rejected)
+        return False
+
+    def _publish(self, link: Link, batch: Sequence[Row]) -> bool:
+        """Whether the link has room for more. A row whose exchange it has to ask for is put off, and the others go."""
+        while batch:
+            publication = link.publish(batch)
+            self._take_publication(batch, publication)
+            rest = batch[publication.taken :]
+            if not rest:
+                break
+            if publication.unverified is None:
+                self._engine.chains.untake(rest)
+                return False
+            batch = self._engine.chains.put_off(rest, publication.unverified)
+        return True
 
     def _take_publication(self, batch: Sequence[Row], publication: Publication) -> None:
-        engine = self._engine
         self._spend(publication.taken)
-        if publication.taken < len(batch):
-            engine.chains.untake(batch[publication.taken :])
         for rejection in publication.rejected:
             self._fail(rejection)
 
@@ -323,6 +335,10 @@ class Publisher:
         if self._turn() is not None:
             self._engine.to_publish.set()
 
+    def on_verified(self, exchange: str) -> None:
+        self._engine.chains.on_verified(exchange)
+        self._quarantine.on_verified(exchange)
+
     def _observe(self) -> None:
         """How long confirmed rows took, for the window and the metrics."""
         engine = self._engine
@@ -346,13 +362,12 @@ class Publisher:
     def on_passed(self, row: Row) -> None:
         self._last_progress_at = self._engine.clock.now()
         self._stall.on_answered(self._last_progress_at)
-        self._quarantine.clear(row)
+        self._quarantine.take_in(row, self._last_progress_at)
 
     def on_refused(self, refusal: Rejection, lost: Sequence[Row]) -> None:
         engine = self._engine
         self._note_outcome("lost", [refusal.row, *lost], refusal.error)
-        self._quarantine.clear(refusal.row)
-        self._quarantine.beware(engine.clock.now())
+        self._quarantine.refuse(refusal, engine.clock.now())
         if engine.is_stopping:
             engine.chains.finish([row for row in lost if row.state is State.IN_FLIGHT])
         else:

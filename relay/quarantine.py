@@ -1,30 +1,25 @@
 """Finds out over which row the broker closed a link, while everything else goes on (`core/suspects.py`).
 
-Owns the suspects, and for how long after a refusal whoever names an exchange of its own is one (P4). The publisher asks
-it before each turn, and hands it what the link says about probes.
+Owns the suspects, and the doubts about exchanges that rows name themselves (P4). The publisher asks it before each turn,
+and hands it what the link says about probes.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
-from typing import Final
 
-from relay.core.ports.broker import Link, Publication
+from relay.core.ports.broker import Link, Publication, Rejection
 from relay.core.suspects import Suspects
+from relay.core.wariness import Wariness, own_exchange
 from relay.engine import Engine
 from relay.message import Row, State
-
-WARY_S: Final = 10.0
-"""So long after a refusal rows that name an exchange of their own are tried by themselves: those that are refused often
-come together, each for another exchange, and in the ordinary queue each would close everybody's channel once more."""
 
 
 class Quarantine:
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
         self._suspects = Suspects()
-        self._wary_until = -math.inf
+        self._wariness = Wariness()
 
     def __len__(self) -> int:
         return len(self._suspects)
@@ -38,7 +33,7 @@ class Quarantine:
         if not suspects:
             return None
         row = suspects.next(engine.leases.writable(now))
-        if row is None or link.is_in_flight(row.id) or (suspects.are_alone and link.in_flight):
+        if row is None or link.is_in_flight(row.id) or (suspects.is_alone(row) and link.in_doubt):
             return None
         engine.chains.take_alone(row)
         suspects.begin(row)
@@ -50,6 +45,8 @@ class Quarantine:
         if not publication.taken:
             self._suspects.lose_probe()
             self._engine.chains.keep_apart([row])
+            if publication.unverified is not None:
+                self._suspects.put_off(row, publication.unverified)
         elif publication.rejected:
             self.clear(row)
 
@@ -58,13 +55,16 @@ class Quarantine:
         suspects = self._suspects
         if not suspects.are_alone:
             return False
-        return suspects.probed is not None or suspects.next(self._engine.leases.writable(now)) is not None
+        row = suspects.probed or suspects.next(self._engine.leases.writable(now))
+        return row is not None and suspects.is_alone(row)
 
     def without_suspects(self, batch: list[Row], now: float) -> list[Row]:
-        """Suspects whose turn came in the ordinary queue are kept apart again; so are new ones, soon after a refusal."""
-        if now < self._wary_until:
+        """Suspects whose turn came in the ordinary queue are kept apart again; so is who is doubted, soon after a refusal."""
+        if self._wariness.is_wary(now):
             known = len(self._suspects)
-            self._suspects.add((row for row in batch if row.rare is not None and "exchange" in row.rare), alone=False)
+            for row in batch:
+                if self._wariness.doubts(row, now):
+                    self._suspects.doubt(row)
             if len(self._suspects) > known:
                 # Nothing else may come that would have them tried.
                 self._engine.to_publish.set()
@@ -89,12 +89,28 @@ class Quarantine:
         self._suspects.add(live, alone=alone)
         engine.log.warning("rows_suspected", rows=len(live), alone=alone, error=error)
 
+    def on_verified(self, exchange: str | None = None) -> None:
+        """There is a verdict on this exchange, or on any."""
+        self._suspects.on_verified(exchange)
+
     def beware(self, now: float) -> None:
         """The broker has refused a row: the next one may be among those that wait."""
-        self._wary_until = now + WARY_S
+        self._wariness.beware(now)
+
+    def refuse(self, refusal: Rejection, now: float) -> None:
+        """This row is the culprit."""
+        self.clear(refusal.row)
+        self._wariness.refuse(refusal.exchange, now)
+
+    def take_in(self, row: Row, now: float) -> None:
+        """The broker took the probe in. Whoever waited for what becomes of its exchange may go."""
+        self.clear(row)
+        exchange = own_exchange(row)
+        if exchange is not None and self._wariness.take_in(exchange, now):
+            self._engine.chains.rejoin(self._suspects.trust(exchange))
 
     def clear(self, row: Row) -> None:
-        """It was taken in, or is the culprit."""
+        """It is no suspect any more."""
         self._suspects.clear(row)
         self._engine.to_publish.set()
 

@@ -125,5 +125,5 @@ class AmqpBroker:
         return self._size_limit[0]
 
 
-def _nobody() -> None:
+def _nobody(exchange: str) -> None:
     """Nobody waits for an answer here."""

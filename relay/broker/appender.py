@@ -7,7 +7,8 @@ Owns: the file descriptor, the lock that keeps a second relay out of the file, a
 
 Invariants: what `append` has returned from is synced; what it raised over is not in the file, unless the cut failed
 too: then it is repaired at the next `open`. A stream (a pipe, a terminal, whatever the standard output is) is not cut: a
-torn line stays there as one that is no JSON. No threads, no event loop: `append` blocks.
+torn line is ended there, by this appender or the next one (`Tail`), and is one that is no JSON. No threads, no event loop:
+`append` blocks.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ import fcntl
 import os
 import select
 import stat
+import threading
 from collections.abc import Callable
 from typing import Final
 
@@ -36,25 +38,37 @@ _STREAM_PIECE_BYTES: Final = 4096
 """PIPE_BUF on Linux: a pipe that polls as writable takes so much without blocking (pipe(7))."""
 
 _STREAM_POLL_S: Final = 0.2
+_HAND_OVER_S: Final = 1.0
+"""A stream's appender that is abandoned has let go of it by then, unless it hangs in a write."""
 
 
 class Abandoned(Exception):
     """Nobody waits for this append any more; it ended half-way."""
 
 
+class Tail:
+    """The end of one stream, over the appenders that come one after the other; `lock` is that of the one who writes.
+
+    `is_torn`: half a line may stand there, so the next one begins on a line of its own. `None`: nobody knows yet.
+    """
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+        self.is_torn: bool | None = None
+
+
 class Appender:
     """One opened file; made by `open`. Not safe from several threads at once."""
 
-    def __init__(self, path: str, descriptor: int, *, is_stream: bool) -> None:
+    def __init__(self, path: str, descriptor: int, stream: Tail | None = None) -> None:
         self._path = path
         self._descriptor = descriptor
-        self._is_stream = is_stream
-        self._is_torn = False
-        """Half a line went into the stream: the next one begins on a line of its own."""
+        self._stream = stream
+        """Of a stream: locked by us."""
 
     @classmethod
-    def open(cls, path: str) -> Appender:
-        """Open, or create, the file, and cut off a torn last line.
+    def open(cls, path: str, tail: Tail) -> Appender:
+        """Open, or create, the file, and cut off a torn last line; `tail` is the path's, should it be a stream.
 
         Raises BrokerUnavailable where another writer has it, its disk or its reader is missing; BrokerRefused where
         it cannot be ours to write.
@@ -64,12 +78,14 @@ class Appender:
         except OSError as error:
             raise _unavailable(path, error) from error
         try:
-            if path == STANDARD_OUTPUT or not stat.S_ISREG(os.fstat(descriptor).st_mode):
+            status = os.fstat(descriptor)
+            if path == STANDARD_OUTPUT or not stat.S_ISREG(status.st_mode):
                 _expect_reader(path, descriptor)
-                return cls(path, descriptor, is_stream=True)
+                _take(tail, path, status)
+                return cls(path, descriptor, tail)
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
             _repair(path, descriptor)
-            return cls(path, descriptor, is_stream=False)
+            return cls(path, descriptor)
         except BlockingIOError as error:
             os.close(descriptor)
             raise BrokerUnavailable(
@@ -84,8 +100,8 @@ class Appender:
 
     def append(self, data: bytes, is_abandoned: Callable[[], bool]) -> None:
         """Write and sync whole lines. Raises OSError; Abandoned when `is_abandoned` says so while a stream is full."""
-        if self._is_stream:
-            self._append_to_stream(data, is_abandoned)
+        if self._stream is not None:
+            self._append_to_stream(self._stream, data, is_abandoned)
             return
         # Nobody else writes here, but somebody may have truncated it.
         size = os.fstat(self._descriptor).st_size
@@ -100,7 +116,7 @@ class Appender:
 
     def is_moved(self) -> bool:
         """Whether the path names another file by now, or none: it was rotated."""
-        if self._is_stream:
+        if self._stream is not None:
             return False
         try:
             there = os.stat(self._path)
@@ -111,9 +127,11 @@ class Appender:
 
     def close(self) -> None:
         os.close(self._descriptor)
+        if self._stream is not None:
+            self._stream.lock.release()
 
-    def _append_to_stream(self, data: bytes, is_abandoned: Callable[[], bool]) -> None:
-        if self._is_torn:
+    def _append_to_stream(self, stream: Tail, data: bytes, is_abandoned: Callable[[], bool]) -> None:
+        if stream.is_torn:
             data = b"\n" + data
         poll = select.poll()
         poll.register(self._descriptor, select.POLLOUT)
@@ -128,8 +146,8 @@ class Appender:
             except BlockingIOError:
                 # Another writer of this pipe was faster.
                 continue
-            self._is_torn = True
-        self._is_torn = False
+            stream.is_torn = True
+        stream.is_torn = False
         try:
             os.fdatasync(self._descriptor)
         except OSError as error:
@@ -165,6 +183,15 @@ def _expect_reader(path: str, descriptor: int) -> None:
     for _, events in poll.poll(0):
         if events & select.POLLERR:
             raise BrokerUnavailable(f"{_named(path)} has no reader", hint="start what reads it")
+
+
+def _take(tail: Tail, path: str, status: os.stat_result) -> None:
+    """The stream is ours to write. Raises BrokerUnavailable."""
+    if not tail.lock.acquire(timeout=_HAND_OVER_S):
+        raise BrokerUnavailable(f"{_named(path)} is still being written to by the link that was closed")
+    if tail.is_torn is None:
+        # A supervisor's pipe outlives the relay that was killed in the middle of a line. A device has no past, nor has an empty file.
+        tail.is_torn = not stat.S_ISCHR(status.st_mode) and not (stat.S_ISREG(status.st_mode) and status.st_size == 0)
 
 
 def _repair(path: str, descriptor: int) -> None:

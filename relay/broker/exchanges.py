@@ -5,9 +5,10 @@ So a name that comes from a row is declared passively first, on a side channel t
 
     unknown --ask--> asked --exists--> known (until pushed out by newer names)
                        |----refused--> refused, for a few seconds (someone may create it)
-                       '----no answer--> unknown, told after a second's pause
+                       '----no answer--> unknown, told after a second's pause; refused, for a few seconds, after
+                                         three failures: its rows must not pile up here
 
-A name whose refusal RabbitMQ 4.3 could not say (`refusals.INTERNAL_ERROR`) is asked for on a connection of its own,
+They are asked one after the other, for each takes a channel. A name whose refusal RabbitMQ 4.3 could not say (`refusals.INTERNAL_ERROR`) is asked for on a connection of its own,
 since that one is closed over it.
 
 That a known one takes no messages (it is internal, or the user may not write there) shows only when the broker
@@ -34,6 +35,7 @@ ANSWER_TIMEOUT_S: Final = 10.0
 
 _REFUSAL_AGE_S: Final = 5.0
 _PAUSE_S: Final = 1.0
+_FAILURES_MAX: Final = 3
 _NAMES_MAX: Final = 1000
 _CODES: Final = {error: code for code, error in EXCEPTION_MAPPING.items()}
 
@@ -65,15 +67,19 @@ class Forbidden:
 
 
 class Exchanges:
-    """The exchanges of one connection. `on_answer` is called, from the loop, when a name that was asked for
+    """The exchanges of one connection. `on_answer` is called, from the loop, with a name that was asked for and
     has a verdict, or may be asked for again."""
 
-    def __init__(self, connection: Connection, on_answer: Callable[[], None]) -> None:
+    def __init__(self, connection: Connection, on_answer: Callable[[str], None]) -> None:
         self._connection = connection
         self._on_answer = on_answer
         self._known: dict[str, None] = {}
         self._refused: dict[str, tuple[float, str]] = {}
         self._asked: dict[str, asyncio.Task[None]] = {}
+        self._failures: dict[str, int] = {}
+        """Questions that failed one after the other."""
+        self._turn, self._own_turn = asyncio.Lock(), asyncio.Lock()
+        """To ask on this connection, and on one of its own."""
 
     def is_known(self, name: str) -> bool:
         """Whether it exists; asks nobody."""
@@ -90,12 +96,14 @@ class Exchanges:
         return False
 
     async def check(self, name: str) -> str | None:
-        """Ask now: None if it exists, else the broker's refusal. AMQPError, OSError, BrokerError: no answer."""
-        url = self._connection.url
+        """Ask: None if it exists, else the broker's refusal. AMQPError, OSError (TimeoutError), BrokerError: no answer."""
         if is_too_long_to_refuse(name, self._connection.vhost):
-            text = await opened(str(url), "outbox-relay exchange", lambda own, wire: _ask_once(own, wire, name))
+            url = str(self._connection.url)
+            async with self._own_turn:
+                text = await opened(url, "outbox-relay exchange", lambda own, wire: _ask_once(own, wire, name))
         else:
-            text = await _ask(self._connection, name)
+            async with self._turn, asyncio.timeout(ANSWER_TIMEOUT_S):
+                text = await _ask(self._connection, name)
         if text is None:
             self._remember(name)
         return text
@@ -112,17 +120,30 @@ class Exchanges:
 
     async def _answer(self, name: str) -> None:
         try:
-            async with asyncio.timeout(ANSWER_TIMEOUT_S):
-                text = await self.check(name)
-        except (AMQPError, BrokerError, OSError, TimeoutError, RuntimeError):
-            # No answer says nothing about the exchange: the connection went, or the broker is blocked or
-            # slow.
+            text = await self.check(name)
+        except TimeoutError:
+            # The broker is blocked, mute or slow, and so it is for everybody.
             await asyncio.sleep(_PAUSE_S)
+        except (AMQPError, BrokerError, OSError, RuntimeError) as error:
+            # That says nothing about the exchange; a limit of connections, or a password that was changed, may keep the
+            # question from being asked for as long as this connection lives.
+            await asyncio.sleep(_PAUSE_S)
+            self._note_failure(name, error)
         else:
+            self._failures.pop(name, None)
             if text is not None:
                 _refuse(self._refused, name, text)
         del self._asked[name]
-        self._on_answer()
+        self._on_answer(name)
+
+    def _note_failure(self, name: str, error: Exception) -> None:
+        failures = self._failures.pop(name, 0) + 1
+        if failures >= _FAILURES_MAX:
+            _refuse(self._refused, name, f"whether the exchange exists could not be asked: {error}")
+            return
+        if len(self._failures) >= _NAMES_MAX:
+            del self._failures[next(iter(self._failures))]
+        self._failures[name] = failures
 
     def _remember(self, name: str) -> None:
         if len(self._known) >= _NAMES_MAX:

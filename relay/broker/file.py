@@ -18,7 +18,7 @@ import threading
 from collections.abc import Callable, Sequence
 from typing import Final
 
-from relay.broker.appender import NO_ROOM, Abandoned, Appender
+from relay.broker.appender import NO_ROOM, Abandoned, Appender, Tail
 from relay.broker.lines import LineEncoder
 from relay.core.ports.broker import Closed, LinkListener, Publication, Rejection
 from relay.core.window import Window
@@ -50,6 +50,7 @@ class FileBroker:
         source: str = "",
     ) -> None:
         self._path = path
+        self._tail = Tail()
         self._router = router
         self._database_now = database_now
         self._envelope_name = envelope_name
@@ -58,7 +59,7 @@ class FileBroker:
     async def connect(self, listener: LinkListener, payload_type: PayloadType) -> FileLink:
         """Open the file. Raises BrokerUnavailable, BrokerRefused (a file that is not ours)."""
         encoder = LineEncoder(self._router, payload_type, envelope_name=self._envelope_name, source=self._source)
-        link = FileLink(self._path, encoder, listener, database_now=self._database_now)
+        link = FileLink(self._path, self._tail, encoder, listener, database_now=self._database_now)
         await link.open()
         return link
 
@@ -67,7 +68,13 @@ class FileLink:
     """Implements `relay.core.ports.broker.Link`; made by `FileBroker.connect`."""
 
     def __init__(
-        self, path: str, encoder: LineEncoder, listener: LinkListener, *, database_now: Callable[[], float]
+        self,
+        path: str,
+        tail: Tail,
+        encoder: LineEncoder,
+        listener: LinkListener,
+        *,
+        database_now: Callable[[], float],
     ) -> None:
         self._path = path
         self._encoder = encoder
@@ -85,7 +92,7 @@ class FileLink:
         self._is_closed = False
         self._opened: asyncio.Future[None] = self._loop.create_future()
         self._ended: asyncio.Future[None] = self._loop.create_future()
-        self._writer = _Writer(path, self)
+        self._writer = _Writer(path, tail, self)
 
     async def open(self) -> None:
         """Within OPEN_TIMEOUT_S. Raises BrokerUnavailable, BrokerRefused."""
@@ -105,6 +112,11 @@ class FileLink:
     @property
     def in_flight(self) -> int:
         return len(self._window)
+
+    @property
+    def in_doubt(self) -> int:
+        """None: a file closes over no row."""
+        return 0
 
     def is_in_flight(self, message_id: str) -> bool:
         return self._window.is_in_flight(message_id)
@@ -203,8 +215,9 @@ class _Writer:
     A daemon thread of its own rather than an executor's: one that hangs in the disk must not hold up the exit.
     """
 
-    def __init__(self, path: str, link: FileLink) -> None:
+    def __init__(self, path: str, tail: Tail, link: FileLink) -> None:
         self._path = path
+        self._tail = tail
         self._link = link
         self._loop = asyncio.get_running_loop()
         self._batches: queue.SimpleQueue[tuple[bytes, int] | None] = queue.SimpleQueue()
@@ -227,7 +240,7 @@ class _Writer:
 
     def _run(self) -> None:
         try:
-            appender = Appender.open(self._path)
+            appender = Appender.open(self._path, self._tail)
         except BrokerError as error:
             self._tell(self._link.on_opened, error)
             return
@@ -253,7 +266,7 @@ class _Writer:
         """The same, or that of the file which bears the name now. Raises as `Appender.open`."""
         if not appender.is_moved():
             return appender
-        fresh = Appender.open(self._path)
+        fresh = Appender.open(self._path, self._tail)
         appender.close()
         return fresh
 

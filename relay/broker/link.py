@@ -75,7 +75,7 @@ class AmqpLink:
         self._on_size_limit = on_size_limit
         self._loop = asyncio.get_running_loop()
         self._window = Window()
-        self._exchanges = Exchanges(connection, self._tell_writable)
+        self._exchanges = Exchanges(connection, self._tell_verified)
         self._forbidden = forbidden
         self._probes = Probes(connection, wire, encoder, self)
         self._is_closed = False
@@ -97,6 +97,10 @@ class AmqpLink:
     def in_flight(self) -> int:
         return len(self._window) + len(self._probes)
 
+    @property
+    def in_doubt(self) -> int:
+        return len(self._window) + (self._probes.probed is not None)
+
     def is_in_flight(self, message_id: str) -> bool:
         return self._window.is_in_flight(message_id) or self._probes.is_in_flight(message_id)
 
@@ -110,6 +114,7 @@ class AmqpLink:
         sent: list[Row] = []
         rejected: list[Rejection] = []
         taken = 0
+        unverified: str | None = None
         while taken < len(rows):
             if room <= 0:
                 self._tell_writable_soon()
@@ -131,6 +136,7 @@ class AmqpLink:
                 continue
             if exchange != constant and (verdict := self._verdict(row, exchange)) is not True:
                 if verdict is False:
+                    unverified = exchange
                     break
                 rejected.append(verdict)
                 taken += 1
@@ -143,7 +149,7 @@ class AmqpLink:
             self._window.add(sent)
             # One write for all; `join` of a single large message's only piece does not copy it.
             self._transport.write(b"".join(out))
-        return Publication(taken, rejected)
+        return Publication(taken, rejected, unverified)
 
     def probe(self, row: Row) -> Publication:
         """See `Link.probe`."""
@@ -157,7 +163,7 @@ class AmqpLink:
         except MessageInvalid as error:
             return Publication(1, (self._rejection(row, error.failure_class, error.message),))
         if exchange != self._constant_exchange and (verdict := self._verdict(row, exchange)) is not True:
-            return Publication(0, ()) if verdict is False else Publication(1, (verdict,))
+            return Publication(0, (), unverified=exchange) if verdict is False else Publication(1, (verdict,))
         self._transport.write(self._probes.publish(row, frames))
         return Publication(1, ())
 
@@ -266,7 +272,7 @@ class AmqpLink:
         return exchange if self._exchanges.is_known(exchange) and self._forbidden.refusal(exchange) is None else None
 
     def _verdict(self, row: Row, exchange: str) -> Rejection | bool:
-        """True: the exchange takes messages. False: not known yet, `on_writable` follows."""
+        """True: the exchange takes messages. False: not known yet, `on_verified` follows."""
         if (text := self._forbidden.refusal(exchange)) is not None:
             return self._rejection(row, "refused", text)
         verdict = self._exchanges.verdict(exchange)
@@ -360,6 +366,11 @@ class AmqpLink:
     def _tell_writable_if_so(self) -> None:
         self._is_told_soon = False
         if self._wire.is_writable:
+            self._tell_writable()
+
+    def _tell_verified(self, exchange: str) -> None:
+        if not self._is_closed:
+            self._listener.on_verified(exchange)
             self._tell_writable()
 
     def _tell_writable(self) -> None:

@@ -42,13 +42,15 @@ _FORGOTTEN: Final = State.FORGOTTEN
 
 
 class Chain:
-    """The unconfirmed rows of one key, by seq; `flying` of them are in flight. A row in it names it (`row.chain`)."""
+    """The unconfirmed rows of one key, by seq; `flying` of them are in flight. A row in it names it (`row.chain`).
+    `put_off`: the one that waits for a verdict on its exchange (`pipelined`)."""
 
-    __slots__ = ("flying", "rows")
+    __slots__ = ("flying", "put_off", "rows")
 
     def __init__(self, row: Row) -> None:
         self.rows = [row]
         self.flying = 0
+        self.put_off: Row | None = None
 
 
 class Chains:
@@ -63,6 +65,8 @@ class Chains:
         self._ready: deque[Row] = deque()
         self._unlike: list[Row] = []
         """Ready rows that their lease or an orphan on the link keeps back; offered again."""
+        self._unverified: dict[str, list[Row]] = {}
+        """Ready rows that wait for a verdict on their exchange, by its name."""
         self._backoff: list[tuple[float, int, Row]] = []
         self._backing_off: dict[int, int] = {}
         """Rows in BACKOFF, by seq, each with how many rows cannot go for it."""
@@ -221,14 +225,21 @@ class Chains:
         at = bisect_left(chain.rows, row.seq, key=_seq)
         chain.rows.insert(at, row)
         row.chain = chain
+        self._demote(chain, row)
+        self._advance(chain)
+
+    def _demote(self, chain: Chain, row: Row) -> None:
+        """What stands ready behind this row of the chain waits again."""
+        at = bisect_left(chain.rows, row.seq, key=_seq)
         demoted = [later for later in chain.rows[at + 1 :] if later.state is _READY]
         for later in demoted:
             later.state = _WAITING
             self.wanted.pop(later.seq, None)
+            if later is chain.put_off:
+                chain.put_off = None
         if demoted and not self._is_strict:
-            # Here they may be ready again in this very turn: their old place in the queue is before the new row's.
+            # Here they may be ready again in this very turn: their old place in the queue is before this row's.
             self._drop_stale()
-        self._advance(chain)
 
     def _stand(self, row: Row) -> None:
         """Take the row into its key's chain, at its place."""
@@ -259,6 +270,8 @@ class Chains:
         """Take out of the queues what is not ready any more."""
         self._ready = deque(row for row in self._ready if row.state is _READY)
         self._unlike = [row for row in self._unlike if row.state is _READY]
+        for name, rows in self._unverified.items():
+            self._unverified[name] = [row for row in rows if row.state is _READY]
 
     def _advance_chain_of(self, row: Row) -> None:
         if row.chain is not None:
@@ -281,8 +294,8 @@ class Chains:
                 self._ready.append(row)
             elif row.state is _TESTING or row.state is _SETTLING:
                 break
-            if row.state is _READY and not row.is_loaded:
-                # Its body is still to come; those behind it would overtake it.
+            if row.state is _READY and (not row.is_loaded or row is chain.put_off):
+                # Its body, or its exchange's verdict, is still to come; those behind it would overtake it.
                 break
 
     # ------------------------------------------------------------ out
@@ -327,6 +340,36 @@ class Chains:
             self._land(row)
             row.state = _READY
             self._unlike.append(row)
+
+    def put_off(self, rows: Sequence[Row], exchange: str) -> Sequence[Row]:
+        """Taken rows that the link did not take, for the exchange of the first is being asked for: this one waits for
+        `on_verified`, and so do later rows of its key. Returns the others, which may go."""
+        first, rest = rows[0], rows[1:]
+        assert first.state is _IN_FLIGHT
+        self._land(first)
+        first.state = _READY
+        self._unverified.setdefault(exchange, []).append(first)
+        chain = first.chain
+        if chain is None or self._is_strict:
+            return rest
+        for row in rest:
+            if row.chain is chain and row.seq > first.seq:
+                self._land(row)
+                row.state = _READY
+        self._demote(chain, first)
+        chain.put_off = first
+        return [row for row in rest if row.state is _IN_FLIGHT]
+
+    def on_verified(self, exchange: str | None = None) -> None:
+        """What waited for a verdict on this exchange, or on any, goes next."""
+        for name in list(self._unverified) if exchange is None else [exchange]:
+            rows = [row for row in self._unverified.pop(name, ()) if row.state is _READY and row in self]
+            self.rejoin(rows)
+            for row in rows:
+                chain = row.chain
+                if chain is not None and chain.put_off is row:
+                    chain.put_off = None
+                    self._advance(chain)
 
     def offer_again(self) -> None:
         """What a lease or an orphan kept back gets its turn again, before the rest."""
@@ -424,6 +467,10 @@ class Chains:
     def keep_apart(self, rows: Iterable[Row]) -> None:
         """The same for rows that must not go with others (`core/suspects.py`): ready, in no queue, for `take_alone`."""
         self._back_from_link(rows)
+
+    def rejoin(self, rows: Sequence[Row]) -> None:
+        """Rows that were kept apart may go with others after all: before everything else, in their order."""
+        self._ready.extendleft(row for row in reversed(rows) if row.state is _READY)
 
     def _back_from_link(self, rows: Iterable[Row]) -> list[Row]:
         """READY again, in no queue yet; but for those whose turn it is not, for a lower one of the key committed

@@ -7,11 +7,14 @@ which it was. What was in flight then are the suspects:
                                         ^                 |-----broker closes over it--> the culprit
                                         '--link lost------'
 
-They are tried one at a time, on a channel of their own, the highest first. A broker looks at messages in the order
+They are tried one at a time, on a channel of their own, the last published first. A broker looks at messages in the order
 of the channel: those after the culprit were never looked at, those before it were taken in. So down to the first
 culprit a try is a row's first copy, below it the second; and a row that was taken in by the probes' channel before that
 closed too is cleared, and goes again with everybody: each innocent row is repeated at most once for it. A culprit
 costs one close, an innocent row one round trip, without waiting for its confirm.
+
+Behind them come those that were never published and are doubted all the same (`core/wariness.py`), the oldest first: they
+come as long as there is traffic, and the other way round some would wait for as long.
 
 Does not do: sending; states of rows (`core/chains.py` keeps a suspect READY and in no queue, where it blocks its own
 key and nobody else).
@@ -20,7 +23,9 @@ key and nobody else).
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from itertools import chain
 
+from relay.core.wariness import own_exchange
 from relay.message import Row, State
 
 
@@ -28,40 +33,61 @@ class Suspects:
     """The suspects of one relay. `probed` is the one that is being tried."""
 
     def __init__(self) -> None:
-        self._rows: dict[int, Row] = {}
-        self._order: list[Row] = []
+        self._closed_over: dict[int, Row] = {}
+        """A link was closed over these, in publish order."""
+        self._doubted: dict[int, Row] = {}
+        self._put_off: dict[int, str] = {}
+        """Exchanges that are being asked for, by the seqs of their rows."""
         self.probed: Row | None = None
         self.are_alone = False
-        """They closed a whole connection: while there are suspects, nothing else is published (a probe's answer
-        would not count)."""
+        """A whole connection was closed over them: while there are such, nothing else is published (a probe's answer
+        would not count). Probes that have passed may be unconfirmed yet: the broker has looked at them."""
 
     def __len__(self) -> int:
-        return len(self._rows)
+        return len(self._closed_over) + len(self._doubted)
 
     def __contains__(self, row: Row) -> bool:
-        return self._rows.get(row.seq) is row
+        return self._closed_over.get(row.seq) is row or self._doubted.get(row.seq) is row
+
+    def is_alone(self, row: Row) -> bool:
+        """Whether it is tried while nothing else is in flight."""
+        return self.are_alone and self._closed_over.get(row.seq) is row
 
     def add(self, rows: Iterable[Row], *, alone: bool) -> None:
         """A link was closed over these, given in publish order."""
         for row in rows:
-            if row in self:
-                continue
-            self._rows[row.seq] = row
-            self._order.append(row)
-        if self._rows:
+            self._doubted.pop(row.seq, None)
+            self._closed_over[row.seq] = row
+        if self._closed_over:
             self.are_alone = self.are_alone or alone
+
+    def doubt(self, row: Row) -> None:
+        """It was not published yet, and its exchange may refuse it."""
+        if row not in self:
+            self._doubted[row.seq] = row
+
+    def trust(self, exchange: str) -> list[Row]:
+        """Nobody is doubted over this exchange any more; returns who was, the oldest first."""
+        trusted = [row for row in self._doubted.values() if own_exchange(row) == exchange and row is not self.probed]
+        for row in trusted:
+            self.clear(row)
+        return trusted
 
     def next(self, writable: Sequence[bool]) -> Row | None:
         """The row to try next; `None` while one is being tried, or where none may go now."""
         if self.probed is not None:
             return None
-        order = self._order
-        while order and (order[-1] not in self or order[-1].state in _ENDED):
-            self.clear(order.pop())
-        for row in reversed(order):
-            if row.state is State.READY and row in self and writable[row.shard]:
-                return row
-        return None
+        found: Row | None = None
+        ended: list[Row] = []
+        for row in chain(reversed(self._closed_over.values()), self._doubted.values()):
+            if row.state in _ENDED:
+                ended.append(row)
+            elif row.state is State.READY and writable[row.shard] and row.seq not in self._put_off:
+                found = row
+                break
+        for row in ended:
+            self.clear(row)
+        return found
 
     def begin(self, row: Row) -> None:
         """It was published as a probe."""
@@ -73,11 +99,20 @@ class Suspects:
         """It is no suspect any more: taken in, refused, rejected, or not here any longer."""
         if self.probed is row:
             self.probed = None
-        if row in self:
-            del self._rows[row.seq]
-        if not self._rows:
-            self._order.clear()
+        self._put_off.pop(row.seq, None)
+        for rows in (self._closed_over, self._doubted):
+            if rows.get(row.seq) is row:
+                del rows[row.seq]
+        if not self._closed_over:
             self.are_alone = False
+
+    def put_off(self, row: Row, exchange: str) -> None:
+        """It is not tried before there is a verdict on its exchange."""
+        self._put_off[row.seq] = exchange
+
+    def on_verified(self, exchange: str | None = None) -> None:
+        """There is one on this exchange, or on any."""
+        self._put_off = {seq: name for seq, name in self._put_off.items() if exchange not in (None, name)}
 
     def lose_probe(self) -> Row | None:
         """The link is gone, for another reason: the row that was being tried is a suspect still."""

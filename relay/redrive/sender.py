@@ -80,7 +80,7 @@ class Sender:
         self.carried: deque[Carried] = deque()
         """Copies with a verdict; whoever reads them takes them out."""
         self._session = session
-        self._exchanges = Exchanges(session.connection, lambda: None)
+        self._exchanges = Exchanges(session.connection, lambda _: None)
         self._writable: set[str] = set()
         """Exchanges that took a copy."""
         self._copies: dict[int, _Copy] = {}

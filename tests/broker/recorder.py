@@ -25,6 +25,7 @@ class Recorder:
         self.returned: list[Returned] = []
         self.closed: tuple[Closed, str] | None = None
         self.writable = 0
+        self.verified: list[str] = []
         self._changed = asyncio.Event()
         self.on_event: Callable[[], None] = lambda: None
         """Called within each event: what an engine would do there."""
@@ -49,6 +50,9 @@ class Recorder:
         self.writable += 1
         self._changed.set()
         self.on_event()
+
+    def on_verified(self, exchange: str) -> None:
+        self.verified.append(exchange)
 
     def on_suspected(self, rows: Sequence[Row], error: str, *, alone: bool) -> None:
         self.is_alone = alone

@@ -3,22 +3,25 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import errno
 import json
 import os
+import select
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from relay.broker import appender as appender_module
-from relay.broker.appender import Appender
+from relay.broker.appender import Appender, Tail
 from relay.broker.file import FileBroker, FileLink
 from relay.broker.lines import LineEncoder
 from relay.core.ports.broker import Closed
 from relay.errors import BrokerRefused, BrokerUnavailable, MessageInvalid
 from relay.message import PayloadType
 from relay.route import Router
+from tests.conftest import eventually
 
 from .disk import Disk
 from .places import NOW, body_of
@@ -32,8 +35,12 @@ def encoded(payload_type: PayloadType = PayloadType.JSON, *, envelope_name: str 
     return encoder.encode(make_row(1, **columns), lambda: NOW)
 
 
+def broker(path: Path) -> FileBroker:
+    return FileBroker(str(path), ROUTER, database_now=lambda: NOW)
+
+
 async def connect(path: Path, recorder: Recorder) -> FileLink:
-    return await FileBroker(str(path), ROUTER, database_now=lambda: NOW).connect(recorder, PayloadType.JSON)
+    return await broker(path).connect(recorder, PayloadType.JSON)
 
 
 def ids(path: Path) -> list[str]:
@@ -265,12 +272,12 @@ async def test_a_pipe_is_written_to_while_it_is_read(tmp_path: Path) -> None:
     link.publish(rows)
     read = bytearray()
     # What is acknowledged is in the pipe, and need not be out of it.
-    while recorder.count() < 50 or read.count(b"\n") < 50:
+    while recorder.count() < 50 or read.count(b"\n") < 51:
         try:
             read += os.read(reader, 65536)
         except BlockingIOError:
             await asyncio.sleep(0)
-    assert [json.loads(line)["id"] for line in bytes(read).splitlines()] == [row.id for row in rows]
+    assert [json.loads(line)["id"] for line in bytes(read).split()] == [row.id for row in rows]
     os.close(reader)
     link.publish([make_row(51)])
     await recorder.until(lambda: recorder.closed)
@@ -292,13 +299,20 @@ async def test_a_reader_that_reads_no_more_holds_up_nothing(tmp_path: Path) -> N
     os.close(reader)
 
 
+def begun() -> Tail:
+    """Of a stream in which the last line is whole."""
+    tail = Tail()
+    tail.is_torn = False
+    return tail
+
+
 def test_half_a_line_in_a_stream_gets_a_line_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "pipe"
     os.mkfifo(path)
     reader = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
     disk = Disk(room=10)
     monkeypatch.setattr(appender_module, "os", disk)
-    stream = Appender.open(str(path))
+    stream = Appender.open(str(path), begun())
     with pytest.raises(OSError, match="No space"):
         stream.append(WHOLE, lambda: False)
     disk.room = 10**9
@@ -306,3 +320,68 @@ def test_half_a_line_in_a_stream_gets_a_line_of_its_own(tmp_path: Path, monkeypa
     assert os.read(reader, 65536) == WHOLE[:10] + b"\n" + WHOLE
     stream.close()
     os.close(reader)
+
+
+async def test_half_a_line_of_the_link_before_is_ended(tmp_path: Path) -> None:
+    """The reader stands still, the silent link is built anew: the first line of the next one was glued to the torn half,
+    acknowledged, and arrived never."""
+    path = tmp_path / "pipe"
+    os.mkfifo(path)
+    reader = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
+    sink, row = broker(path), make_row(1, payload=b'"' + b"y" * 300_000 + b'"')
+    first, second = Recorder(), Recorder()
+    link = await sink.connect(first, PayloadType.JSON)
+    link.publish([row])
+    await eventually(lambda: bool(select.select([reader], [], [], 0)[0]))
+    await link.close()
+    assert first.outcomes["lost"] == [1]
+    link = await sink.connect(second, PayloadType.JSON)
+    link.publish([row])
+    read = bytearray()
+    while not second.count():
+        with contextlib.suppress(BlockingIOError):
+            read += os.read(reader, 65536)
+        await asyncio.sleep(0)
+    with contextlib.suppress(BlockingIOError):
+        read += os.read(reader, 1_000_000)
+    assert second.outcomes["acked"] == [1]
+    assert json.loads(read.splitlines()[-1])["id"] == row.id
+    await link.close()
+    os.close(reader)
+
+
+def test_a_stream_has_one_writer_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A link that is closed may be in the middle of a line: the next one's would come into it."""
+    monkeypatch.setattr(appender_module, "_HAND_OVER_S", 0.01)
+    path, tail = tmp_path / "pipe", begun()
+    os.mkfifo(path)
+    reader = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
+    first = Appender.open(str(path), tail)
+    with pytest.raises(BrokerUnavailable, match="still being written to"):
+        Appender.open(str(path), tail)
+    first.close()
+    Appender.open(str(path), tail).close()
+    os.close(reader)
+
+
+def test_a_line_begins_anew_where_a_killed_relay_may_have_left_half_of_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A supervisor's pipe, or a file that the shell appends to, is there before the relay; a new file has no past."""
+    path = tmp_path / "pipe"
+    os.mkfifo(path)
+    reader = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
+    stream = Appender.open(str(path), Tail())
+    stream.append(WHOLE, lambda: False)
+    stream.append(WHOLE, lambda: False)
+    assert os.read(reader, 65536) == b"\n" + WHOLE + WHOLE
+    stream.close()
+    os.close(reader)
+    for before, found in ((b"", WHOLE), (WHOLE[:10], WHOLE[:10] + b"\n" + WHOLE)):
+        (tmp_path / "out").write_bytes(before)
+        with (tmp_path / "out").open("ab") as out:
+            monkeypatch.setattr(appender_module, "_descriptor", lambda _, out=out: os.dup(out.fileno()))
+            stream = Appender.open("-", Tail())
+            stream.append(WHOLE, lambda: False)
+            stream.close()
+        assert (tmp_path / "out").read_bytes() == found

@@ -11,6 +11,7 @@ from pamqp import commands
 from pamqp.body import ContentBody
 from pamqp.header import ContentHeader
 
+from relay.broker import exchanges
 from relay.broker.link import AmqpLink
 from relay.broker.wire import WRITE_BUFFER_BYTES
 from relay.core.ports.broker import Closed
@@ -402,6 +403,37 @@ async def test_a_missing_exchange_of_a_rows_own_is_that_rows_fault(stub: StubBro
         assert (await recorder.outcomes_of(2))["acked"] == [1, 3]
         assert link.publish([make_row(4, rare={"exchange": "gone"})]).rejected, "remembered for a while"
         assert stub.asked == ["ev", "gone"]
+
+
+async def test_an_exchange_that_cannot_be_asked_for_is_given_up_for_a_while(
+    stub: StubBroker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """RabbitMQ 4.3 can be asked for this name on a connection of its own only, and the user may have no more of them: the
+    row was offered again and again, and nothing behind it went."""
+    monkeypatch.setattr(exchanges, "_PAUSE_S", 0.01)
+    async with connected(stub) as (link, recorder, _):
+        stub.refusal = (530, "NOT_ALLOWED - connection refused for user 'guest': user connection limit (1) is reached")
+        name = "é" * 120
+        bad = make_row(1, rare={"exchange": name})
+        for failures in (1, 2, 3):
+            publication = link.publish([bad])
+            assert (publication.taken, publication.unverified) == (0, name)
+            await recorder.until(lambda failures=failures: recorder.verified == [name] * failures)  # type: ignore[misc]
+        (rejection,) = link.publish([bad]).rejected
+        assert (rejection.reason, rejection.exchange, rejection.is_final) == ("refused", name, False)
+        assert "user connection limit (1) is reached" in rejection.error
+        assert recorder.closed is None
+
+
+async def test_exchanges_are_asked_for_one_after_the_other(stub: StubBroker) -> None:
+    """Rows behind one whose exchange is unknown go on, and may name others: each question takes a channel of the user's."""
+    async with connected(stub) as (link, recorder, _):
+        stub.channels_max = 2
+        names = [f"x{number}" for number in range(5)]
+        for number, name in enumerate(names):
+            assert link.publish([make_row(number, rare={"exchange": name})]).unverified == name
+        await recorder.until(lambda: recorder.verified == names)
+        assert recorder.closed is None
 
 
 async def test_a_cut_while_an_exchange_is_asked_for(stub: StubBroker) -> None:

@@ -6,7 +6,7 @@ import asyncio
 import logging
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from random import Random
 from typing import Any
 
@@ -214,9 +214,15 @@ class TestedLink:
         self.open: dict[str, Row] = {}
         self.takes_max = 1_000_000
         self.rejects: dict[str, str] = {}
+        self.unverified: dict[str, str] = {}
+        """Exchanges that are being asked for, by their rows' ids."""
 
     @property
     def in_flight(self) -> int:
+        return len(self.open)
+
+    @property
+    def in_doubt(self) -> int:
         return len(self.open)
 
     def is_in_flight(self, message_id: str) -> bool:
@@ -224,6 +230,9 @@ class TestedLink:
 
     def publish(self, rows: Sequence[Row]) -> Publication:
         taken = rows[: self.takes_max]
+        unknown = next((at for at, row in enumerate(taken) if row.id in self.unverified), None)
+        if unknown is not None:
+            return replace(self.publish(rows[:unknown]), unverified=self.unverified[rows[unknown].id])
         rejected = [Rejection(row, self.rejects[row.id], "no") for row in taken if row.id in self.rejects]
         for row in taken:
             if row.id not in self.rejects:

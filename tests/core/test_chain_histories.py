@@ -100,11 +100,20 @@ class Histories(RuleBasedStateMachine):
 
     # -------------------------------------------------------- the broker
 
-    @rule(room=st.integers(1, 6), writable=MOSTLY, taken=st.sampled_from([100, 100, 0, 1]))
-    def publish(self, room: int, writable: bool, taken: int) -> None:
+    @rule(
+        room=st.integers(1, 6),
+        writable=MOSTLY,
+        taken=st.sampled_from([100, 100, 0, 1]),
+        unverified=st.sampled_from([None, None, "x", "y"]),
+    )
+    def publish(self, room: int, writable: bool, taken: int, unverified: str | None) -> None:
         batch = self.chains.take(room, ROOM, [writable or shard != 0 for shard in range(SHARDS)])
-        self.chains.untake(batch[taken:])
-        for row in batch[:taken]:
+        going, rest = batch[:taken], batch[taken:]
+        if unverified is None or not rest:
+            self.chains.untake(rest)
+        else:
+            going += self.chains.put_off(rest, unverified)
+        for row in going:
             assert row.is_loaded
             self.link.append(row)
             key = self.keys[row.seq]
@@ -112,6 +121,10 @@ class Histories(RuleBasedStateMachine):
                 self.went(key, row.seq)
         if not writable:
             self.chains.offer_again()
+
+    @rule(exchange=st.sampled_from(["x", "y", None]))
+    def verdict(self, exchange: str | None) -> None:
+        self.chains.on_verified(exchange)
 
     def went(self, key: str, seq: int) -> None:
         copies = self.copies.setdefault(key, [])
@@ -292,7 +305,8 @@ class Histories(RuleBasedStateMachine):
             self.due(True)
             self.load()
             self.time_passes()
-            self.publish(100, True, 100)
+            self.verdict(None)
+            self.publish(100, True, 100, None)
             while self.link:
                 self.outcome(0, "ack")
             self.settle(False)

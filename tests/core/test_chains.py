@@ -330,6 +330,20 @@ def test_rows_of_an_unwritable_shard_are_kept_back_and_offered_again_first() -> 
     assert take(chains) == [1, 3]
 
 
+@pytest.mark.parametrize("ordering", [Ordering.STRICT, Ordering.PIPELINED])
+def test_a_row_whose_exchange_is_unknown_keeps_its_key_back_and_nobody_else(ordering: Ordering) -> None:
+    chains = begun(make_row(1, "a"), make_row(2, "a"), make_row(3, "b"), make_row(4, "a"), ordering=ordering)
+    batch = chains.take(3, ROOM, [True] * SHARDS)
+    going = list(chains.put_off(batch, "x"))
+    assert [row.seq for row in going + chains.take(10, ROOM, [True] * SHARDS)] == [3]
+    chains.admit([make_row(5, "a")])
+    chains.on_verified("another")
+    assert take(chains) == []
+    chains.on_verified("x")
+    expected = [1] if ordering is Ordering.STRICT else [1, 2, 4, 5]
+    assert take(chains) == expected
+
+
 def test_a_row_forgotten_with_its_body_on_the_way_leaves_no_wish() -> None:
     row = make_row(1, is_loaded=False)
     chains = begun(row)

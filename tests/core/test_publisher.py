@@ -10,10 +10,10 @@ import pytest
 
 from relay.core.ports.broker import Closed, Link, LinkListener, Rejection
 from relay.core.settings import EngineSettings
+from relay.core.wariness import WARY_S
 from relay.errors import BrokerUnavailable
 from relay.message import Aside, PayloadType, Row
 from relay.publisher import NACKS_MAX
-from relay.quarantine import WARY_S
 from tests.core.parts import Parts, TestedLink, eventually, make_row, turns
 
 # ---------------------------------------------------------------- the publisher
@@ -394,3 +394,73 @@ async def test_after_a_refusal_rows_with_an_exchange_of_their_own_are_tried_by_t
         parts.engine.admit([later])
         await eventually(lambda: later in link.sent)
     assert link.probes == [own]
+
+
+def test_behind_one_that_passed_the_rows_of_its_exchange_go_with_everybody() -> None:
+    """One forbidden exchange had the rows of all others tried one by one: a backlog that never went down."""
+    parts = Parts()
+    link, publisher = parts.link, parts.publisher
+    rows = [make_row(seq, f"k{seq}") for seq in range(1, 7)]
+    for row in rows:
+        row.rare = {"exchange": "other" if row.seq == 5 else "good"}
+    bad, first, second, third, other, late = rows
+    bad.rare = {"exchange": "bad"}
+    parts.engine.admit([bad])
+    parts.turn()
+    link.open.clear()
+    publisher.on_refused(Rejection(bad, "refused", "403", "bad", "k"), ())
+    parts.engine.admit([first, second, third, other])
+    parts.turn()
+    parts.turn()
+    assert (link.sent, link.probes) == ([bad, first], [first])
+    publisher.on_passed(first)
+    parts.engine.admit([late])
+    parts.turn()
+    assert link.probes == [first, other]
+    assert link.sent == [bad, first, other, second, third, late]
+
+
+def test_a_row_whose_exchange_is_being_asked_for_keeps_nobody_back() -> None:
+    """A question that is never answered (no connection to ask it on is to be had) stopped everything behind its row."""
+    parts = Parts()
+    link = parts.link
+    rows = [make_row(seq, f"k{seq}") for seq in range(1, 6)]
+    link.unverified = {rows[0].id: "x", rows[2].id: "y"}
+    parts.engine.admit(rows)
+    parts.turn()
+    assert link.sent == [rows[1], rows[3], rows[4]]
+    link.unverified = {rows[2].id: "y"}
+    parts.publisher.on_verified("x")
+    parts.turn()
+    assert link.sent[3:] == [rows[0]]
+    link.unverified = {}
+    parts.turn()
+    assert len(link.sent) == 4
+    parts.publisher.on_verified("y")
+    parts.turn()
+    assert link.sent[4:] == [rows[2]]
+
+
+def test_a_suspect_whose_exchange_is_being_asked_for_keeps_no_other_back() -> None:
+    """Those that closed a whole connection stop everything as long as one of them can be tried."""
+    parts = Parts()
+    link, publisher = parts.link, parts.publisher
+    one, two, other = rows = [make_row(seq, f"k{seq}") for seq in range(1, 4)]
+    parts.engine.admit(rows[:2])
+    parts.turn()
+    link.open.clear()
+    publisher.on_suspected([one, two], "541", alone=True)
+    link.unverified = {two.id: "x"}
+    link.sent.clear()
+    parts.engine.admit([other])
+    parts.turn()
+    assert link.sent == [one]
+    publisher.on_passed(one)
+    parts.turn()
+    assert link.sent == [one, other]
+    link.unverified = {}
+    link.ack(one, other)
+    publisher.on_verified("x")
+    parts.turn()
+    assert link.sent == [one, other, two]
+    assert link.probes[-1] is two

@@ -56,6 +56,33 @@ def test_what_is_set_aside_or_forgotten_is_dropped() -> None:
     assert not suspects.are_alone
 
 
+def test_who_is_only_doubted_comes_last_and_the_oldest_first() -> None:
+    """They keep coming: newest first, the oldest waited as long as there was traffic."""
+    suspects = Suspects()
+    one, two, three, four = rows(4)
+    for row in (two, three):
+        suspects.doubt(row)
+    suspects.add([one, four], alone=True)
+    tried = []
+    while (row := suspects.next(ALL)) is not None:  # type: ignore[assignment]
+        tried.append((row.seq, suspects.is_alone(row)))
+        suspects.clear(row)
+    assert tried == [(4, True), (1, True), (2, False), (3, False)]
+    assert not suspects.are_alone
+
+
+def test_an_exchange_that_is_trusted_frees_who_was_doubted_over_it() -> None:
+    suspects = Suspects()
+    one, two, three, four = rows(4)
+    for row in (one, two, three, four):
+        row.rare = {"exchange": "y" if row is two else "x"}
+    for row in (one, two, three):
+        suspects.doubt(row)
+    suspects.add([three, four], alone=False)
+    assert suspects.trust("x") == [one], "but for those over which a link was closed"
+    assert [row in suspects for row in (one, two, three, four)] == [False, True, True, True]
+
+
 def test_a_probe_that_went_down_with_its_link_is_a_suspect_still() -> None:
     suspects = Suspects()
     (row,) = rows(1)

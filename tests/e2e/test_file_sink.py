@@ -150,6 +150,7 @@ async def test_to_the_standard_output(lines: Site) -> None:
         )
         assert process.stdout is not None
         async with asyncio.timeout(20):
+            assert await process.stdout.readline() == b"\n", "whatever stood in the pipe before is ended"
             found = [json.loads(await process.stdout.readline())["id"] for _ in range(20)]
         assert sorted(found) == sorted(f"m{n}" for n in range(1, 21))
         await lines.all_sent()

@@ -16,7 +16,7 @@ MUTANTS = (
                 "relay.publisher:Publisher._take_publication",
                 (
                     "    for rejection in publication.rejected:\n",
-                    "    rejected = {each.row for each in publication.rejected}\n"
+                    "    engine, rejected = self._engine, {each.row for each in publication.rejected}\n"
                     "    engine.decisions.sent.extend(r for r in batch[: publication.taken] if r not in rejected)\n"
                     "    engine.to_settle.set()\n"
                     "    for rejection in publication.rejected:\n",

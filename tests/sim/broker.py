@@ -41,6 +41,8 @@ class BrokerOptions:
     returns: float = 0.0
     """Of the messages of type `flaky`: those that find no route though it is there most of the time."""
     multiple: float = 0.5
+    unverified: float = 0.0
+    """Of the rows: those whose exchange a link asks for first."""
     pipe_rows: int = 100_000
     cut_noticed: Span = (0.0, 0.0)
 

@@ -104,6 +104,8 @@ class FakeLink:
         self._is_closed = False
         self._wants_room = False
         self._probing = False
+        self._exchanges: dict[str, bool] = {}
+        """Whether there is a verdict on it; each row has one of its own, named after it."""
         # The server's side.
         self._pipe: collections.deque[Message] = collections.deque()
         self._arrived: collections.deque[Message] = collections.deque()
@@ -139,10 +141,14 @@ class FakeLink:
         rabbit = self._rabbit
         rejected: list[Rejection] = []
         taken = 0
+        unverified: str | None = None
         written: list[Message] = []
         for row in rows:
             if len(self._pipe) + len(written) >= rabbit.options.pipe_rows:
                 self._wants_room = True
+                break
+            if not self._is_verified(row):
+                unverified = row.id
                 break
             taken += 1
             if row.event_type in UNSENDABLE:
@@ -166,7 +172,18 @@ class FakeLink:
             self._pipe += written
             self._arrives_at = max(rabbit.loop.time() + rabbit.draw(rabbit.options.latency), self._arrives_at + 1e-6)
             rabbit.loop.call_at(self._arrives_at, self._arrive, len(written), context=OUTSIDE)
-        return Publication(taken, rejected)
+        return Publication(taken, rejected, unverified)
+
+    def _is_verified(self, row: Row) -> bool:
+        rabbit = self._rabbit
+        if not rabbit.options.unverified:
+            return True
+        if row.id not in self._exchanges:
+            self._exchanges[row.id] = rabbit.random.random() >= rabbit.options.unverified
+            if not self._exchanges[row.id]:
+                rabbit.history.note(self.relay, "asks for", row.id)
+                self._hear(partial(self._on_verified, row.id), rabbit.draw(rabbit.options.confirm))
+        return self._exchanges[row.id]
 
     def is_in_flight(self, message_id: str) -> bool:
         return self._window.is_in_flight(message_id) or self._probe_window.is_in_flight(message_id)
@@ -174,6 +191,10 @@ class FakeLink:
     @property
     def in_flight(self) -> int:
         return len(self._window) + len(self._probe_window)
+
+    @property
+    def in_doubt(self) -> int:
+        return len(self._window) + self._probing
 
     async def close(self) -> None:
         if self._is_closed:
@@ -395,6 +416,12 @@ class FakeLink:
         else:
             self._listener.on_unblocked()
             self._listener.on_writable()
+
+    def _on_verified(self, exchange: str) -> None:
+        self._exchanges[exchange] = True
+        if not self._is_closed:
+            self._listener.on_verified(exchange)
+            self._on_writable()
 
     def _on_writable(self) -> None:
         if not self._is_closed:

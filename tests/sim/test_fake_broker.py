@@ -39,6 +39,10 @@ class RegisteringLink:
     def in_flight(self) -> int:
         return self._link.in_flight
 
+    @property
+    def in_doubt(self) -> int:
+        return self._link.in_doubt
+
     def is_in_flight(self, message_id: str) -> bool:
         return self._link.is_in_flight(message_id)
 
@@ -195,6 +199,9 @@ class Ear:
 
     def on_writable(self) -> None:
         self.heard.append(("writable", []))
+
+    def on_verified(self, exchange: str) -> None:
+        self.heard.append(("verified", []))
 
     def on_suspected(self, rows: object, error: str, *, alone: bool) -> None:
         self._note("suspected", rows)

@@ -14,13 +14,19 @@ import pytest
 from relay.core.settings import EngineSettings, Ordering
 from relay.message import Aside
 
+from .broker import BrokerOptions
 from .loop import run_virtual
 from .world import World, WorldOptions
 
 
-def play(main: Callable[[World], Awaitable[None]], *, seed: int = 0, **settings: object) -> None:
+def play(
+    main: Callable[[World], Awaitable[None]], *, seed: int = 0, confirm_s: float = 0.001, **settings: object
+) -> None:
     async def whole() -> None:
-        options = WorldOptions(settings=replace(EngineSettings(), **settings))  # type: ignore[arg-type]
+        options = WorldOptions(
+            broker=BrokerOptions(confirm=(confirm_s, confirm_s)),
+            settings=replace(EngineSettings(), **settings),  # type: ignore[arg-type]
+        )
         world = World(seed, options)
         await main(world)
         await world.finish()
@@ -66,6 +72,22 @@ def test_bystanders_of_a_refused_row(relays: int, kind: str, bad: int, seed: int
             assert world.oracle.entries[each].copies <= 1 + meetings, each
 
     play(main, seed=seed)
+
+
+def test_a_closed_connection_stops_everybody_for_round_trips_not_for_confirms() -> None:
+    """Each probe waited for the confirm of the one before: with a slow disk a window of suspects stopped all for a minute."""
+
+    async def main(world: World) -> None:
+        world.start()
+        goods, _ = poison(world, 300, 1, "refused_all")
+        await world.until(lambda: " refuses " in world.history.text(100_000), 5.0, "the connection is closed")
+        (late,) = world.add("late")
+        await world.delivered(late, timeout_s=3.0)
+        await world.delivered(*goods, timeout_s=10.0)
+        for each in goods:
+            assert world.oracle.entries[each].copies <= 2, each
+
+    play(main, confirm_s=0.1)
 
 
 @pytest.mark.parametrize("ordering", list(Ordering))

@@ -31,6 +31,7 @@ def climate(seed: object) -> Climate:
         is_guarded=rng.random() < 0.8,
     )
     seasons.draw(drawn, rng, seed)
+    drawn.options.broker.unverified = source(seed, "exchanges").choice([0.0, 0.0, 0.1, 0.5])
     return drawn
 
 

@@ -47,11 +47,12 @@ class Returned:
 @dataclass(frozen=True, slots=True)
 class Publication:
     """`taken`: how many of the rows, from the first on, were accepted or rejected. The rest was
-    not looked at (no room in the socket, a route still being verified): offer it again after
-    `on_writable`."""
+    not looked at (no room in the socket): offer it again after `on_writable`. `unverified`: the first of the rest was, and
+    this is its exchange, which is being asked for: offer that row again after `on_verified`, the others at once."""
 
     taken: int
     rejected: Sequence[Rejection]
+    unverified: str | None = None
 
 
 class LinkListener(Protocol):
@@ -66,6 +67,10 @@ class LinkListener(Protocol):
     def on_writable(self) -> None:
         """The link takes rows (again): after it had refused some, and after outcomes, once all that came together
         have been told. The listener publishes at once."""
+        ...
+
+    def on_verified(self, exchange: str) -> None:
+        """One that was asked for has an answer, or may be asked for again; `on_writable` follows."""
         ...
 
     def on_suspected(self, rows: Sequence[Row], error: str, *, alone: bool) -> None:
@@ -106,6 +111,11 @@ class Link(Protocol):
     @property
     def in_flight(self) -> int:
         """Messages without an outcome, orphans and probes included."""
+        ...
+
+    @property
+    def in_doubt(self) -> int:
+        """Those of them over which the broker may yet close: all but probes that have passed."""
         ...
 
     async def close(self) -> None:
