@@ -78,11 +78,16 @@ class Suspects:
         if self.probed is not None:
             return None
         found: Row | None = None
+        is_awaited = False
         ended: list[Row] = []
         for row in chain(reversed(self._closed_over.values()), self._doubted.values()):
             if row.state in _ENDED:
                 ended.append(row)
-            elif row.state is State.READY and writable[row.shard] and row.seq not in self._put_off:
+            elif row.state is not State.READY or not writable[row.shard]:
+                continue
+            elif row.seq in self._put_off:
+                is_awaited = True
+            elif not (is_awaited and row.seq in self._closed_over):
                 found = row
                 break
         for row in ended:
@@ -107,7 +112,8 @@ class Suspects:
             self.are_alone = False
 
     def put_off(self, row: Row, exchange: str) -> None:
-        """It is not tried before there is a verdict on its exchange."""
+        """It is not tried before there is a verdict on its exchange; nor, if a link was closed over it, are those published
+        before it: tried first, they would have a copy more when it turns out to be the culprit."""
         self._put_off[row.seq] = exchange
 
     def on_verified(self, exchange: str | None = None) -> None:
