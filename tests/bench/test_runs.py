@@ -18,6 +18,7 @@ from bench.rig import Rig
 from bench.scenarios import consumer, growth, inbox, isolation, sink
 from bench.scenarios.trickle import trickle
 from bench.step import Form
+from bench.writing import write_at
 from relay.servers import PostgresServer, RabbitServer
 
 LOAD = Load(rows=400, keys=20)
@@ -51,6 +52,14 @@ def test_a_trickle_times_every_row_at_the_confirm_and_at_the_consumer(rig: Rig) 
         # From when it was due includes the commit itself.
         assert run["from_due"]["p50_ms"] > run["p50_ms"]
     assert batches["messages"] % 10 == 0
+
+
+def test_the_rows_of_a_commit_and_of_the_next_are_of_other_keys(rig: Rig) -> None:
+    """Ten rows a commit had the same ten keys in every commit: at most ten messages were in flight."""
+    with rig.fresh_database() as database:
+        rows = 10 * len(write_at(rig, database, "k", 50, 1, 10))
+        keys = int(rig.sql("select count(distinct aggregate_id) from outbox", database))
+    assert keys > 0.8 * rows
 
 
 def test_a_queue_that_lacks_a_row_or_overtakes_one_proves_nothing(rig: Rig) -> None:
