@@ -109,6 +109,7 @@ KEYS: Final[tuple[Key, ...]] = (
         Key(name, _value("growth", variant, "growth"), target=limit, is_at_least=False)
         for name, variant, limit in (
             ("claim_growth_1e5", "sent", 1.1),
+            ("claim_growth_1e6", "many sent", 1.1),
             ("claim_growth_parked_1e5", "aside", 1.1),
             ("claim_growth_old_snapshot_1e5", "old snapshot", 2.0),
             ("claim_growth_open_writer", "open writer", 2.0),

@@ -3,37 +3,45 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from bench.errors import BenchFailed
-from bench.load import Backlog
+from bench.load import Backlog, row_id, row_number
 from bench.rig import Rig
 
 
-def check_queue(backlog: Backlog, delivered: Sequence[str], rows: int | None = None, *, is_ordered: bool = True) -> int:
+def check_queue(backlog: Backlog, delivered: Iterable[str], rows: int | None = None, *, is_ordered: bool = True) -> int:
     """The first `rows` rows (all: None) arrived, each key's first copies in the order of seq; returns the further copies.
 
     `delivered` are message ids in the queue's order. Raises BenchFailed.
     """
-    first_copies = list(dict.fromkeys(delivered))
-    missing = set(backlog.ids[:rows]) - set(first_copies)
-    if missing:
-        raise BenchFailed(f"{len(missing)} rows are sent and not in the queue, such as {min(missing)}")
-    place = {row_id: i for i, row_id in enumerate(backlog.ids)}
-    strange = [row_id for row_id in first_copies if row_id not in place]
-    if strange:
-        raise BenchFailed(f"{len(strange)} messages belong to no row, such as {strange[0]}")
+    keys = backlog.keys
+    has_arrived = bytearray(len(keys))
     newest: dict[str, int] = {}
     overtaken: Counter[str] = Counter()
-    for row_id in first_copies:
-        key = backlog.keys[place[row_id]]
-        if place[row_id] < newest.get(key, -1):
-            overtaken[key] += 1
-        newest[key] = max(place[row_id], newest.get(key, -1))
-    if overtaken and is_ordered:
-        raise BenchFailed(f"{overtaken.total()} messages of {len(overtaken)} keys were overtaken")
-    return len(delivered) - len(first_copies)
+    strange: list[str] = []
+    copies = 0
+    for message_id in delivered:
+        number = row_number(message_id)
+        if number is None or not 0 < number <= len(keys):
+            strange.append(message_id)
+        elif has_arrived[number - 1]:
+            copies += 1
+        else:
+            has_arrived[number - 1] = True
+            key = keys[number - 1]
+            overtaken[key] += number < newest.get(key, 0)
+            newest[key] = max(number, newest.get(key, 0))
+    if missing := has_arrived.count(False, 0, rows):
+        raise BenchFailed(
+            f"{missing} rows are sent and not in the queue, such as {row_id(has_arrived.index(False) + 1)}"
+        )
+    if strange:
+        raise BenchFailed(f"{len(strange)} messages belong to no row, such as {strange[0]}")
+    if is_ordered and (count := overtaken.total()):
+        raise BenchFailed(f"{count} messages of {len(+overtaken)} keys were overtaken")
+    return copies
 
 
 def compare_shapes(runs: Iterable[Mapping[str, Any]]) -> None:

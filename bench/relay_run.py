@@ -6,6 +6,7 @@ import time
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
+from itertools import chain
 from typing import Final
 
 from bench import native
@@ -71,7 +72,7 @@ def run_relay(rig: Rig, drain: Drain) -> Run:
                 relay.wait_until_ready()
             peak = max(peak_rss_bytes(relay.pid) for relay in relays)
         wal_bytes = rig.wal_bytes() - wal_before
-        total, pending = rig.count(database)
+        total, pending = rig.count(database, rows)
         if pending or total != (0 if drain.sent_rows == "delete" else rows):
             raise BenchFailed(
                 f"the relay counts {end.sent} rows sent, the table holds {total}, {pending} of them pending"
@@ -106,7 +107,7 @@ def _check_queue(rig: Rig, drain: Drain) -> Run:
         raise BenchFailed(f"{rows} rows are sent, the queue holds {first.held} messages")
     copies = first.held - rows
     if native.is_available():
-        delivered = [first.message_id, *native.collect(rig.amqp_url, QUEUE)]
+        delivered = chain([first.message_id], native.collect(rig.amqp_url, QUEUE, first.held))
         copies = check_queue(rig.backlog(drain.load), delivered, is_ordered=drain.is_ordered)
     return {"copies": copies, "shape": first.shape}
 

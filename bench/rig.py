@@ -10,6 +10,7 @@ import asyncio
 import itertools
 import os
 import re
+import sys
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
@@ -22,7 +23,7 @@ import aio_pika
 
 from bench.children import run_command
 from bench.errors import BenchFailed, Unavailable
-from bench.load import Backlog, Load
+from bench.load import ROW_ID, Backlog, Load, patience_s
 from bench.procfs import Cpu, bind, children, family_cpu_s, process_cpu_s
 from relay.servers import PostgresServer, RabbitServer
 
@@ -102,42 +103,45 @@ class Rig:
         return self._backlogs[load]
 
     def _fill(self, load: Load) -> Backlog:
+        def sql(statement: str) -> str:
+            return self.sql(statement, load.template, load.rows)
+
         self._copy(EMPTY, load.template)
-        self.sql(load.fill(), load.template)
-        self.sql("vacuum analyze outbox", load.template)
-        listing = self.sql("select id, aggregate_id from outbox order by seq", load.template)
-        pairs = [line.split("|") for line in listing.splitlines()]
+        sql(load.fill())
+        sql("vacuum analyze outbox")
+        numbered = int(sql(f"select count(*) from outbox where id = {ROW_ID.format(n='seq')}"))
+        keys = [sys.intern(key) for key in sql("select aggregate_id from outbox order by seq").splitlines()]
         body = self.directory / f"{load.template}.body"
-        body.write_text(self.sql("select payload from outbox order by seq limit 1", load.template).removesuffix("\n"))
-        if len(pairs) != load.rows or body.stat().st_size != load.body_bytes:
-            raise BenchFailed(f"the fill made {len(pairs)} rows with a body of {body.stat().st_size} bytes")
-        return Backlog([row_id for row_id, _ in pairs], [key for _, key in pairs], body)
+        body.write_text(sql("select payload from outbox order by seq limit 1").removesuffix("\n"))
+        if not numbered == len(keys) == load.rows or body.stat().st_size != load.body_bytes:
+            raise BenchFailed(f"the fill made {len(keys)} rows with a body of {body.stat().st_size} bytes")
+        return Backlog(keys, body)
 
-    def sql(self, statement: str, database: str) -> str:
-        return self.postgres.sql(statement, database)
+    def sql(self, statement: str, database: str, rows: int = 0) -> str:
+        """What the statement brings, by `psql`; it goes through so many `rows`, and may take as long as they need."""
+        return self.postgres.sql(statement, database, patience_s(rows))
 
-    def _copy(self, template: str, name: str) -> None:
+    def _copy(self, template: str, name: str, rows: int = 0) -> None:
         # Block by block from 15 on would write it all to the log first; a copy of files is what 14 does anyway.
         by_files = " strategy file_copy" if int(self.sql("show server_version_num", "postgres")) >= 150000 else ""
-        self.sql(f"create database {name} template {template}{by_files}", "postgres")
+        self.sql(f"create database {name} template {template}{by_files}", "postgres", rows)
 
     @contextmanager
     def fresh_database(self, load: Load | None = None) -> Iterator[str]:
         """A copy of a load's template (None: an outbox without rows), checkpointed; yields its name, drops it afterwards."""
-        if load is not None:
-            self.backlog(load)
+        template, rows = (EMPTY, 0) if load is None else (load.template, len(self.backlog(load).keys))
         name = f"run_{next(self._numbers)}"
-        self._copy(EMPTY if load is None else load.template, name)
-        self.sql("checkpoint", "postgres")
+        self._copy(template, name, rows)
+        self.sql("checkpoint", "postgres", rows)
         try:
             yield name
         finally:
             self.postgres.drop_database(name)
 
-    def count(self, database: str) -> tuple[int, int]:
-        """How many rows the table holds, and how many of them are not marked sent."""
+    def count(self, database: str, rows: int = 0) -> tuple[int, int]:
+        """How many rows the table holds (about `rows` it had), and how many of them are not marked sent."""
         total, pending = self.sql(
-            "select count(*), count(*) filter (where sent_at is null) from outbox", database
+            "select count(*), count(*) filter (where sent_at is null) from outbox", database, rows
         ).split("|")
         return int(total), int(pending)
 

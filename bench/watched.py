@@ -11,13 +11,13 @@ from typing import Final
 from bench import native
 from bench.consumer import Arrivals, consuming
 from bench.latency import commit_latencies
+from bench.load import patience_s
 from bench.process import Relay
 from bench.rig import Rig
 from bench.step import Run
 from bench.stopwatch import Times, read_times
 from bench.writing import Commit
 
-SETTLED_TIMEOUT_S: Final = 60.0
 LOOK_S: Final = 0.02
 
 
@@ -32,10 +32,11 @@ class Watched:
     def wait_until_settled(self, rows: int) -> None:
         """Until so many more rows are sent and settled. Raises BenchFailed."""
         self._sent += rows
-        deadline = time.monotonic() + SETTLED_TIMEOUT_S
+        timeout_s = patience_s(rows)
+        deadline = time.monotonic() + timeout_s
         while (self.relay.metrics() or {}).get("relay_rows_sent_total", 0) < self._sent:
             if time.monotonic() > deadline:
-                raise self.relay.failed(f"{self._sent} rows were not settled within {SETTLED_TIMEOUT_S:.0f} s")
+                raise self.relay.failed(f"{self._sent} rows were not settled within {timeout_s:.0f} s")
             time.sleep(LOOK_S)
 
     def latencies(self, commits: Sequence[Commit]) -> Run:

@@ -54,19 +54,25 @@ class Probe:
 
 
 def steps(form: Form) -> Sequence[Step]:
-    rows, seconds = form.rows(100_000, 1_000_000), form.seconds(4, 20)
+    rows, seconds = form.rows(100_000), form.seconds(4, 20)
+    many = form.rows(1_000_000)
     open_s = form.seconds(OPEN_WRITER_S, 120)
     is_once = not form.is_long
     probes_s = 5.0 + seconds
-    return [
-        Step("growth", "sent", 4.0 + probes_s, lambda rig: _sent(rig, rows, seconds), is_once),
+    steps = [
+        Step("growth", "sent", 4.0 + probes_s, lambda rig: _sent(rig, "sent", rows, seconds), is_once),
         Step("growth", "aside", 15.0 + probes_s, lambda rig: _aside(rig, rows, seconds), is_once),
         Step("growth", "old snapshot", 4.0 + probes_s, lambda rig: _old_snapshot(rig, rows, seconds), is_once),
         Step("growth", "open writer", open_s + probes_s, lambda rig: open_writer(rig, open_s, seconds), is_once),
     ]
+    if form.is_long:
+        steps.append(
+            Step("growth", "many sent", 40.0 + probes_s, lambda rig: _sent(rig, "many sent", many, seconds), is_once)
+        )
+    return steps
 
 
-def _sent(rig: Rig, rows: int, seconds: int) -> Sequence[Run]:
+def _sent(rig: Rig, variant: str, rows: int, seconds: int) -> Sequence[Run]:
     """Rows that the same relay has sent and marked."""
 
     @contextmanager
@@ -75,7 +81,7 @@ def _sent(rig: Rig, rows: int, seconds: int) -> Sequence[Run]:
         watched.wait_until_settled(rows)
         yield
 
-    return _compared(rig, "sent", rows, seconds, condition)
+    return _compared(rig, variant, rows, seconds, condition)
 
 
 def _aside(rig: Rig, rows: int, seconds: int) -> Sequence[Run]:
@@ -88,9 +94,9 @@ def _aside(rig: Rig, rows: int, seconds: int) -> Sequence[Run]:
             ("deferred", "'d-' || i", "now() + interval '1 day'", "null"),
         ):
             values = {"aside": aside, "key": key, "due_at": due_at, "parked_at": parked_at}
-            rig.sql(ASIDE.format(event_type=EVENT_TYPE, rows=rows, **values), database)
-        rig.sql("vacuum analyze outbox", database)
-        rig.sql("checkpoint", database)
+            rig.sql(ASIDE.format(event_type=EVENT_TYPE, rows=rows, **values), database, rows)
+        rig.sql("vacuum analyze outbox", database, rows)
+        rig.sql("checkpoint", database, rows)
 
     return _compared(rig, "aside", rows, seconds, _walked, fill=fill)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import chain
 from typing import Final
 
 from bench import naive, native
@@ -40,13 +41,13 @@ def _measure(rig: Rig, load: Load, variant: str, rows: int) -> Sequence[Run]:
             RELAY_AMQP_URL=rig.amqp_url,
         )
         used = rig.cpu() - before
-        pending = rig.count(database)[1]
+        pending = rig.count(database, load.rows)[1]
         if pending != load.rows - rows:
             raise BenchFailed(f"{pending} rows are pending where {load.rows - rows} should be")
         first = rig.take_first()
         copies = first.held - rows
         if native.is_available():
-            delivered = [first.message_id, *native.collect(rig.amqp_url, QUEUE)]
+            delivered = chain([first.message_id], native.collect(rig.amqp_url, QUEUE, first.held))
             copies = check_queue(rig.backlog(load), delivered, rows)
     expect_no_complaints(rig)
     return [

@@ -77,7 +77,7 @@ def _recovered(commits: Sequence[Commit], confirmed: dict[str, float], since: fl
 
 def _copies(rig: Rig, commits: Sequence[Commit]) -> int:
     """Further copies in the queue. Raises BenchFailed where a row is missing."""
-    delivered = native.collect(rig.amqp_url, QUEUE)
+    delivered = list(native.collect(rig.amqp_url, QUEUE, len(commits)))
     missing = {row_id for commit in commits for row_id in commit.ids} - set(delivered)
     if missing:
         raise BenchFailed(f"{len(missing)} confirmed rows are not in the queue, such as {min(missing)}")

@@ -10,7 +10,7 @@ import pytest
 from bench import native
 from bench.ceiling import Ceiling, run_ceiling
 from bench.errors import BenchFailed, Unavailable
-from bench.load import Load
+from bench.load import Load, row_id
 from bench.procfs import children
 from bench.proof import check_queue
 from bench.relay_run import Drain, run_relay
@@ -63,15 +63,17 @@ def test_the_rows_of_a_commit_and_of_the_next_are_of_other_keys(rig: Rig) -> Non
 
 
 def test_a_queue_that_lacks_a_row_or_overtakes_one_proves_nothing(rig: Rig) -> None:
-    backlog = rig.backlog(LOAD)
-    assert check_queue(backlog, [*backlog.ids, backlog.ids[0]]) == 1
-    with pytest.raises(BenchFailed, match="1 rows are sent and not in the queue"):
-        check_queue(backlog, backlog.ids[1:])
-    with pytest.raises(BenchFailed, match="belong to no row"):
-        check_queue(backlog, [*backlog.ids, "stranger"])
-    with pytest.raises(BenchFailed, match="overtaken"):
-        check_queue(backlog, backlog.ids[::-1])
-    assert check_queue(backlog, backlog.ids[::-1], is_ordered=False) == 0
+    backlog, ids = rig.backlog(LOAD), [row_id(number) for number in range(1, LOAD.rows + 1)]
+    assert check_queue(backlog, [*ids, ids[0]]) == 1
+    assert check_queue(backlog, ids[:100], rows=100) == 0
+    with pytest.raises(BenchFailed, match=f"1 rows are sent and not in the queue, such as {ids[0]}"):
+        check_queue(backlog, ids[1:])
+    for stranger in ("stranger", row_id(0), row_id(LOAD.rows + 1), ids[0].upper(), "0" + ids[0][1:]):
+        with pytest.raises(BenchFailed, match=f"1 messages belong to no row, such as {stranger}"):
+            check_queue(backlog, [*ids, stranger])
+    with pytest.raises(BenchFailed, match=f"{LOAD.rows - LOAD.keys} messages of {LOAD.keys} keys were overtaken"):
+        check_queue(backlog, ids[::-1])
+    assert check_queue(backlog, ids[::-1], is_ordered=False) == 0
 
 
 def test_a_missing_compiler_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
