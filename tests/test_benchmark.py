@@ -24,6 +24,7 @@ DRAIN = Drain(
     in_flight_max=2_000,
     database_rtt_s=0.0002,
     broker_rtt_s=0.0003,
+    is_direct=True,
 )
 
 
@@ -61,6 +62,11 @@ def test_a_flag_out_of_bounds_is_named(given: dict[str, str], complaint: str) ->
         ({"settle_s": 0.8}, Limit.DATABASE, "settling waited for PostgreSQL 80% of the time, 40.0 ms a transaction"),
         ({"read_s": 0.9}, Limit.DATABASE, "reading waited for PostgreSQL 90% of the time, 45.0 ms a transaction"),
         ({"read_s": 0.9, "database_rtt_s": 0.030}, Limit.NETWORK, "30.0 ms of the 45.0 ms a transaction takes"),
+        # Four round trips are one settlement: BEGIN, fence, mark, COMMIT.
+        ({"settle_s": 0.8, "database_rtt_s": 0.006}, Limit.NETWORK, "24.0 ms of the 40.0 ms a transaction takes"),
+        ({"settle_s": 0.8, "database_rtt_s": 0.004}, Limit.DATABASE, "40.0 ms a transaction"),
+        ({"settle_s": 0.8, "database_rtt_s": 0.004, "is_direct": False}, Limit.NETWORK, "24.0 ms of the 40.0 ms"),
+        ({"read_s": 0.9, "database_rtt_s": 0.006, "is_direct": False}, Limit.NETWORK, "24.0 ms of the 45.0 ms"),
         ({"broker_rtt_s": 0.040}, Limit.NETWORK, "a confirm took 50.0 ms, of which 40.0 ms are the way to the broker"),
     ],
 )

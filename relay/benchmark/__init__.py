@@ -85,6 +85,7 @@ async def _measure(config: Config, ground: Ground, relay: RelayProcess, plan: Pl
         in_flight_max=config.max_in_flight,
         database_rtt_s=await ground.database_round_trip_s(),
         broker_rtt_s=await ground.broker_round_trip_s(),
+        is_direct=await ground.is_direct(),
     )
     await ground.empty_queue()
     step(f"{plan.rate_per_s} rows a second for {plan.seconds} s")

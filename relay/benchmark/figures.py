@@ -17,6 +17,10 @@ RATE_HOLDS: Final = 0.3
 TRAVELS: Final = 0.5
 """Share of an answer's time that is its way: above, a faster server would not help."""
 
+ROUND_TRIPS: Final = {("reading", True): 1, ("settling", True): 4, ("reading", False): 4, ("settling", False): 6}
+"""Of one read, and of one settlement of sent rows (relay/sessions.py, relay/settling.py), directly or through a proxy: BEGIN, fence,
+rows and COMMIT; a direct read is one statement by itself. Through a proxy each statement is asked about before it is run."""
+
 
 class Limit(StrEnum):
     """What a drain waited for."""
@@ -32,6 +36,7 @@ class Drain:
     """A backlog's way out. Times in seconds, summed over the drain; `*_calls` how many they were.
 
     `rate_s`: how long RELAY_MAX_RATE held publishing back. `database_rtt_s` and `broker_rtt_s`: an empty question's answer.
+    `is_direct`: no pooling proxy stands before PostgreSQL.
     """
 
     rows: int
@@ -46,6 +51,7 @@ class Drain:
     in_flight_max: int
     database_rtt_s: float
     broker_rtt_s: float
+    is_direct: bool
 
     @property
     def messages_per_s(self) -> float:
@@ -117,9 +123,10 @@ def limit_of(drain: Drain) -> tuple[Limit, str]:
         what, share = ("reading", read_share) if read_share >= settle_share else ("settling", settle_share)
         calls = drain.read_calls if what == "reading" else drain.settle_calls
         mean_s = share * drain.seconds / max(1, calls)
-        if drain.database_rtt_s / mean_s >= TRAVELS:
+        way_s = ROUND_TRIPS[what, drain.is_direct] * drain.database_rtt_s
+        if way_s / mean_s >= TRAVELS:
             return Limit.NETWORK, (
-                f"{what} waited for PostgreSQL {share:.0%} of the time, and {_ms(drain.database_rtt_s)} of the "
+                f"{what} waited for PostgreSQL {share:.0%} of the time, and {_ms(way_s)} of the "
                 f"{_ms(mean_s)} a transaction takes are the way there and back"
             )
         return Limit.DATABASE, f"{what} waited for PostgreSQL {share:.0%} of the time, {_ms(mean_s)} a transaction"

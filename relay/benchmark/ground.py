@@ -70,6 +70,12 @@ class Ground:
             found.append(time.monotonic() - began)
         return min(found)
 
+    async def is_direct(self) -> bool:
+        """No pooling proxy stands before PostgreSQL, by what the relay itself goes by. Raises DatabaseLost."""
+        with mapped_errors():
+            pid = await self.database.fetchval("SELECT pg_backend_pid()", timeout=ANSWER_TIMEOUT_S)
+        return bool(self.database.get_server_pid() == pid)
+
     async def broker_round_trip_s(self) -> float:
         """The same of the broker. Raises BrokerUnavailable."""
         found = []
