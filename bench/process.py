@@ -6,8 +6,6 @@ import signal
 import subprocess
 import sys
 import time
-import urllib.error
-import urllib.request
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Final, Self
@@ -15,6 +13,7 @@ from typing import Final, Self
 from bench.environment import relay_environment
 from bench.errors import BenchFailed
 from bench.rig import Rig
+from relay.scrape import OPENER
 from relay.servers import LOOPBACK, free_port
 
 LOG_LOOK_S: Final = 0.1
@@ -112,7 +111,7 @@ class Relay:
         if (code := self._process.poll()) is not None:
             raise self.failed(f"relay run ended early with {code}")
         try:
-            with urllib.request.urlopen(f"http://{LOOPBACK}:{self.port}{path}", timeout=5.0) as answer:
+            with OPENER.open(f"http://{LOOPBACK}:{self.port}{path}", timeout=5.0) as answer:
                 return str(answer.read().decode())
         except OSError:  # also what urllib makes of a 503
             return None

@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
+from relay import benchmark
+from relay.benchmark import load
 from relay.benchmark.figures import Drain, Limit, Outcome, Plan, Trickle, document, limit_of, lines, percentile
 from relay.benchmark.plan import read_plan
-from relay.errors import UsageError
+from relay.errors import DatabaseUnavailable, UsageError
+from relay.values import TableName
 
 DRAIN = Drain(
     rows=10_000,
@@ -104,6 +109,29 @@ def test_the_document_and_the_lines_say_the_same() -> None:
     assert shown["drain"].startswith("10,000 messages/s (10,000 rows of 250 bytes, 5,000 keys, quorum queue")
     assert shown["commit to consumer"] == "p50 50.0 ms, p99 99.0 ms, p99.9 100.0 ms"
     assert shown["the limit"].startswith("broker: ")
+
+
+GROUND: Any = SimpleNamespace(queue="relay_bench_1", table=TableName("public", "relay_bench_1"), sql=str)
+CONFIG: Any = SimpleNamespace(database=dict)
+
+
+async def test_a_writer_that_cannot_connect_is_an_ordinary_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its group of exceptions was shown as a fault of the relay's, with a traceback."""
+
+    async def connect(*_: object, **__: object) -> None:
+        raise DatabaseUnavailable("too many connections")
+
+    monkeypatch.setattr(load, "connect", connect)
+    with pytest.raises(DatabaseUnavailable, match="too many connections"):
+        await load.trickle(GROUND, CONFIG, Plan())
+
+
+def test_the_relay_finds_what_its_driver_looks_for_at_home() -> None:
+    """A `.pgpass` was looked for in the home that the system knows, whatever HOME said."""
+    given = {"HOME": "/srv/relay", "HOMEDRIVE": "C", "PGSSLMODE": "require", "RELAY_SINK_PATH": "-", "LANG": "C"}
+    settings = benchmark._settings(given, GROUND)
+    assert settings.items() >= {"HOME": "/srv/relay", "PGSSLMODE": "require", "RELAY_SINK": "amqp"}.items()
+    assert not settings.keys() & {"HOMEDRIVE", "RELAY_SINK_PATH", "LANG"}
 
 
 @pytest.mark.parametrize(("share", "expected"), [(0.5, 50.0), (0.99, 99.0), (0.999, 100.0), (1.0, 100.0), (0.001, 1.0)])

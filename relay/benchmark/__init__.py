@@ -54,8 +54,9 @@ async def run(config: Config, environ: Mapping[str, str], plan: Plan, step: Say,
 
 
 def _settings(environ: Mapping[str, str], ground: Ground) -> dict[str, str]:
-    """The caller's settings, and the driver's own variables; then what makes the relay this benchmark's."""
-    kept = {name: value for name, value in environ.items() if name.startswith(("RELAY_", "PG", "SSL_CERT"))}
+    """The caller's settings, and what the driver goes by (`.pgpass` is in HOME); then what makes the relay this benchmark's."""
+    families = ("RELAY_", "PG", "SSL_CERT")
+    kept = {name: value for name, value in environ.items() if name == "HOME" or name.startswith(families)}
     own = {
         "RELAY_TABLE": ground.table.quoted,
         "RELAY_EXCHANGE": ground.queue,

@@ -14,6 +14,7 @@ from relay.benchmark.figures import Plan
 from relay.benchmark.ground import ANSWER_TIMEOUT_S, Ground, answered
 from relay.config import Config
 from relay.database import close, connect, mapped_errors
+from relay.errors import explaining
 
 WRITERS: Final = 4
 ROWS_PER_STATEMENT: Final = 5_000
@@ -76,10 +77,13 @@ async def trickle(ground: Ground, config: Config, plan: Plan) -> list[Written]:
         for _ in range(WRITERS):
             due.put_nowait(None)
 
-    async with asyncio.TaskGroup() as group:
-        for _ in range(WRITERS):
-            group.create_task(write())
-        group.create_task(schedule())
+    try:
+        async with asyncio.TaskGroup() as group:
+            for _ in range(WRITERS):
+                group.create_task(write())
+            group.create_task(schedule())
+    except BaseExceptionGroup as failures:
+        raise explaining(failures) from failures
     return written
 
 
