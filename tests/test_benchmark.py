@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import asyncio
 import dataclasses
 from types import SimpleNamespace
 from typing import Any
@@ -124,6 +125,34 @@ async def test_a_writer_that_cannot_connect_is_an_ordinary_error(monkeypatch: py
     monkeypatch.setattr(load, "connect", connect)
     with pytest.raises(DatabaseUnavailable, match="too many connections"):
         await load.trickle(GROUND, CONFIG, Plan())
+
+
+class Writer:
+    """In the place of a session; the time at which the last one was connected."""
+
+    connected_at = 0.0
+
+    @classmethod
+    async def connect(cls, *_: object, **__: object) -> Writer:
+        await asyncio.sleep(0)
+        cls.connected_at = asyncio.get_running_loop().time()
+        return cls()
+
+    def transaction(self) -> Writer:
+        return self
+
+    async def nothing(self, *_: object, **__: object) -> None:
+        pass
+
+    start = rollback = execute = close = nothing
+
+
+async def test_no_row_is_due_before_all_writers_are_connected(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The schedule began while they still connected, which counted as the first rows' latency."""
+    monkeypatch.setattr(load, "connect", Writer.connect)
+    written = await load.trickle(GROUND, CONFIG, Plan(rate_per_s=1_000, seconds=1))
+    assert len(written) == 1_000
+    assert min(row.due_at for row in written) >= Writer.connected_at > 0
 
 
 def test_the_relay_finds_what_its_driver_looks_for_at_home() -> None:

@@ -17,7 +17,7 @@ from typing import Final
 from relay import __version__
 from relay.benchmark.figures import Drain, Outcome, Plan, Trickle
 from relay.benchmark.ground import Ground, prepared
-from relay.benchmark.load import Written, consuming, fill, trickle
+from relay.benchmark.load import Written, consuming, filled, trickle
 from relay.config import Config
 from relay.demo.process import RelayProcess
 from relay.errors import CheckFailed
@@ -69,8 +69,9 @@ def _settings(environ: Mapping[str, str], ground: Ground) -> dict[str, str]:
 
 async def _measure(config: Config, ground: Ground, relay: RelayProcess, plan: Plan, step: Say, gauge: Say) -> Outcome:
     step(f"writing {plan.rows:,} rows")
-    before = await relay.metrics()
-    began = await fill(ground, plan)
+    async with filled(ground, plan):
+        before = await relay.metrics()
+        began = asyncio.get_running_loop().time()
     step("draining them")
     ended, after = await _drained(relay, plan.rows, gauge)
     drain = Drain(

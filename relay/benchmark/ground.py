@@ -99,6 +99,8 @@ async def prepared(config: Config, queue_type: str) -> AsyncIterator[Ground]:
         connection, channel = await first_of(config.amqp_urls(), _open)
         stack.push_async_callback(_close_broker, connection)
         table = await _make_table(config, database, TableName(config.table.schema, name), stack)
+        # Once more: it is closed before the table is dropped, or a transaction that it cannot end would keep that waiting.
+        stack.push_async_callback(close, database)
         await _make_queue(connection, channel, name, queue_type, stack)
         yield Ground(table, name, database, channel)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import secrets
 import signal
@@ -13,6 +14,8 @@ import asyncpg
 import pytest
 
 from relay.benchmark import ground
+from relay.benchmark.figures import Plan
+from relay.benchmark.load import filled
 from relay.config import load, needed_by, used_by
 from relay.errors import CheckFailed
 from relay.servers import RabbitServer
@@ -85,6 +88,18 @@ async def test_interrupted_it_leaves_nothing(
     assert complaint == b"relay: interrupted\n"
     assert await tables(settings["RELAY_DATABASE_URL"]) == set()
     assert "relay_bench" not in broker_names(rabbit_server)
+
+
+async def test_the_backlog_has_the_keys_that_were_asked_for(settings: Mapping[str, str]) -> None:
+    """Each statement hashed the numbers from 1 on: 20,000 rows had the keys of the first 5,000. Cut short, nothing of it stays."""
+    config, _ = load(settings, needs=needed_by("bench"), uses=used_by("bench"))
+    async with ground.prepared(config, "classic") as made:
+        counting = f"SELECT count(DISTINCT aggregate_id) FROM {made.table.quoted}"
+        with contextlib.suppress(CheckFailed):
+            async with filled(made, Plan(rows=12_000, keys=5_000, payload_bytes=10)):
+                assert await made.database.fetchval(counting) > 4_400
+                raise CheckFailed("cut short")
+        assert await made.database.fetchval(counting) == 0
 
 
 async def test_a_wrong_flag_and_a_missing_setting_are_usage(settings: Mapping[str, str]) -> None:
