@@ -17,11 +17,10 @@ from bench.procfs import Cpu, peak_rss_bytes, us_per_message
 from bench.proof import check_queue, expect_no_complaints
 from bench.rig import QUEUE, Rig
 from bench.step import Run
+from relay.benchmark.looks import LOOK_MIN_S, pause_s
 
 START_TIMEOUT_S: Final = 60.0
 STALL_TIMEOUT_S: Final = 30.0
-FINE_S, COARSE_S = 0.010, 0.5
-"""Between two looks at `/metrics`: near the start and the end, and at most. A look costs the relay some 2 ms of CPU."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,14 +121,14 @@ def _watch_start(rig: Rig, relays: Sequence[Relay], rows: int) -> Look:
             assert idle is not None, "the relay was done before it was looked at"
             return idle
         idle = look
-        time.sleep(FINE_S)
+        time.sleep(LOOK_MIN_S)
     raise relays[0].failed(f"the relay published nothing within {START_TIMEOUT_S:.0f} s")
 
 
 def _watch_drain(rig: Rig, relays: Sequence[Relay], rows: int, begin: Look) -> Look:
     """The first look at which every row is settled. Looks are few while much is left, dense towards the end."""
     last, progressed_at = begin, time.monotonic()
-    pause = FINE_S
+    pause = LOOK_MIN_S
     while True:
         time.sleep(pause)
         look = _look(rig, relays, rows)
@@ -139,10 +138,8 @@ def _watch_drain(rig: Rig, relays: Sequence[Relay], rows: int, begin: Look) -> L
             progressed_at = look.at
         elif look.at - progressed_at > STALL_TIMEOUT_S:
             raise relays[0].failed(f"no row settled for {STALL_TIMEOUT_S:.0f} s; {look.sent} of {rows} are")
+        pause = pause_s(rows - look.sent, look.sent - last.sent, look.at - last.at, look.at - begin.at)
         last = look
-        # Half of what is left at the rate so far: the last looks are as fine as the first.
-        rate = look.sent / (look.at - begin.at)
-        pause = min(COARSE_S, max(FINE_S, (rows - look.sent) / rate / 2)) if rate else FINE_S
 
 
 def _look(rig: Rig, relays: Sequence[Relay], rows: int) -> Look:

@@ -13,6 +13,7 @@ import pytest
 from relay import benchmark
 from relay.benchmark import load
 from relay.benchmark.figures import Drain, Limit, Outcome, Plan, Trickle, document, limit_of, lines, percentile
+from relay.benchmark.looks import LOOK_MIN_S, pause_s
 from relay.benchmark.plan import read_plan
 from relay.errors import DatabaseUnavailable, UsageError
 from relay.values import TableName
@@ -161,6 +162,25 @@ def test_the_relay_finds_what_its_driver_looks_for_at_home() -> None:
     settings = benchmark._settings(given, GROUND)
     assert settings.items() >= {"HOME": "/srv/relay", "PGSSLMODE": "require", "RELAY_SINK": "amqp"}.items()
     assert not settings.keys() & {"HOMEDRIVE", "RELAY_SINK_PATH", "LANG"}
+
+
+@pytest.mark.parametrize(
+    ("rows", "rows_per_s"), [(300, 3_000), (2_000, 5_500), (60_000, 150_000), (60_000, 29_000), (1_000_000, 29_000)]
+)
+def test_the_end_of_a_drain_is_seen_when_it_comes(rows: int, rows_per_s: int) -> None:
+    """By the mean rate so far, whatever took half a second was seen to end up to half a second later."""
+    begin_s, settlement_s = 0.05, 0.02
+    now = watched = sent = looks = 0.0
+    pause = LOOK_MIN_S
+    while sent < rows:
+        now, looks = now + pause, looks + 1
+        settled_s = max(0.0, now - begin_s) // settlement_s * settlement_s
+        before, sent = sent, min(rows, settled_s * rows_per_s)
+        pause = pause_s(int(rows - sent), int(sent - before), now - watched, now)
+        watched = now
+    end_s = begin_s + rows / rows_per_s
+    assert now - end_s < settlement_s + 0.03
+    assert looks < 20 + 3 * end_s
 
 
 @pytest.mark.parametrize(("share", "expected"), [(0.5, 50.0), (0.99, 99.0), (0.999, 100.0), (1.0, 100.0), (0.001, 1.0)])

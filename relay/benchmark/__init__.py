@@ -18,6 +18,7 @@ from relay import __version__
 from relay.benchmark.figures import Drain, Outcome, Plan, Trickle
 from relay.benchmark.ground import Ground, prepared
 from relay.benchmark.load import Written, consuming, filled, trickle
+from relay.benchmark.looks import LOOK_MIN_S, pause_s
 from relay.config import Config
 from relay.demo.process import RelayProcess
 from relay.errors import CheckFailed
@@ -27,9 +28,6 @@ __all__ = ["Outcome", "Plan", "run"]
 
 STALL_S: Final = 30.0
 """No row settled, or none arrived, for so long: it will not end."""
-
-LOOK_MIN_S, LOOK_MAX_S = 0.01, 0.25
-"""Between two looks at the relay's metrics; a look costs it about 2 ms of CPU."""
 
 Say = Callable[[str], None]
 
@@ -103,21 +101,23 @@ async def _measure(config: Config, ground: Ground, relay: RelayProcess, plan: Pl
 async def _drained(relay: RelayProcess, rows: int, gauge: Say) -> tuple[float, Mapping[str, float]]:
     """When the last row was settled, and the metrics then. Raises CheckFailed, RelayFailed."""
     loop = asyncio.get_running_loop()
-    began = progressed_at = loop.time()
-    sent, pause_s = 0.0, LOOK_MIN_S
+    began = looked_at = progressed_at = loop.time()
+    sent, pause = 0, LOOK_MIN_S
     while True:
-        await asyncio.sleep(pause_s)
+        await asyncio.sleep(pause)
         relay.expect_alive()
         found, now = await relay.metrics(), loop.time()
-        if found.get("relay_rows_sent_total", 0.0) > sent:
-            sent, progressed_at = found["relay_rows_sent_total"], now
+        gained = int(found.get("relay_rows_sent_total", sent)) - sent
+        if gained:
+            progressed_at = now
+        sent += gained
         gauge(f"        {sent:,.0f} of {rows:,} rows sent")
         if sent >= rows:
             return now, found
         if now - progressed_at > STALL_S:
             raise CheckFailed(f"no row was sent for {STALL_S:.0f} s; {sent:,.0f} of {rows:,} are", hint=_hint(found))
-        left_s = (rows - sent) / sent * (now - began) if sent else 0.0
-        pause_s = min(LOOK_MAX_S, max(LOOK_MIN_S, left_s / 2))
+        pause = pause_s(rows - sent, gained, now - looked_at, now - began)
+        looked_at = now
 
 
 async def _arrived(relay: RelayProcess, arrived: Mapping[str, float], written: list[Written]) -> None:
