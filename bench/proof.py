@@ -55,6 +55,7 @@ def compare_shapes(runs: Iterable[Mapping[str, Any]]) -> None:
             raise BenchFailed(f"the publishers sent different messages: {first} and {shape}")
 
 
-def expect_no_complaints(rig: Rig) -> None:
-    if complaints := rig.complaints():
+def expect_no_complaints(rig: Rig, *, of_broker: bool = True) -> None:
+    """Raises BenchFailed."""
+    if complaints := rig.complaints(of_broker=of_broker):
         raise BenchFailed("a server logged errors:\n" + "\n".join(complaints[:10]))

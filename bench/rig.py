@@ -32,6 +32,8 @@ QUEUE = "bench"
 NOWHERE = "nowhere"
 """An exchange without a queue: what goes there is returned."""
 
+POSTGRES_TROUBLE = r"\b(ERROR|FATAL|PANIC):"
+RABBIT_TROUBLE = r"\[(error|critical|alert|emergency)\]"
 OWN_DOING = "terminating autovacuum process due to administrator command"
 """What PostgreSQL logs when a database is dropped in which autovacuum is at work."""
 
@@ -40,6 +42,7 @@ AMQP_TIMEOUT_S = 30.0
 QUIET_CPU_SHARE = 0.05
 QUIET_WINDOW_S = 0.3
 QUIET_TIMEOUT_S = 60.0
+SENT_LOOK_S, SENT_TIMEOUT_S = 0.1, 90.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,6 +148,14 @@ class Rig:
         ).split("|")
         return int(total), int(pending)
 
+    def wait_until_sent(self, database: str, left: int = 0) -> None:
+        """Wait until no more than `left` rows are still to be sent. Raises BenchFailed."""
+        deadline = time.monotonic() + SENT_TIMEOUT_S
+        while (pending := self.count(database)[1]) > left:
+            if time.monotonic() > deadline:
+                raise BenchFailed(f"{pending} rows were still not sent after {SENT_TIMEOUT_S:.0f} s")
+            time.sleep(SENT_LOOK_S)
+
     def wal_bytes(self) -> int:
         """Bytes of write-ahead log written so far."""
         return int(self.sql("select pg_wal_lsn_diff(pg_current_wal_lsn(), '0/0')::bigint", "postgres"))
@@ -246,23 +257,25 @@ class Rig:
             before, since = now, at
         raise BenchFailed(f"the servers did not become quiet within {QUIET_TIMEOUT_S:.0f} s")
 
-    def complaints(self) -> list[str]:
-        """The errors that the servers have logged since the last call."""
-        pattern = re.compile(r"\b(ERROR|FATAL|PANIC):|\[(error|critical|alert|emergency)\]")
-        found: list[str] = []
-        for log in (self.postgres.log, self.rabbit.directory / "log" / "rabbit.log"):
-            text = log.read_text(errors="replace")
-            fresh = text[self._log_marks.get(log, 0) :]
-            self._log_marks[log] = len(text)
-            # A client that closes its connection at once after its channel: RabbitMQ's supervisor of channels reports that.
-            closing = re.findall(r"supervisor: {(<[\d.]+>),rabbit_channel_sup_sup}", fresh)
-            harmless = (OWN_DOING, *closing)
-            found += [
-                line.strip()
-                for line in fresh.splitlines()
-                if pattern.search(line) and not any(each in line for each in harmless)
-            ]
-        return found
+    def complaints(self, *, of_broker: bool = True) -> list[str]:
+        """The errors that the servers have logged since the last call; not the broker's where it was told to end."""
+        postgres, rabbit = self._logged(self.postgres.log), self._logged(self.rabbit.directory / "log" / "rabbit.log")
+        # A client that closes its connection at once after its channel: RabbitMQ's supervisor of channels reports that.
+        closing = re.findall(r"supervisor: {(<[\d.]+>),rabbit_channel_sup_sup}", rabbit)
+        found = _matching(postgres, POSTGRES_TROUBLE, [OWN_DOING])
+        return found + (_matching(rabbit, RABBIT_TROUBLE, closing) if of_broker else [])
+
+    def _logged(self, log: Path) -> str:
+        """What was logged there since the last call."""
+        text = log.read_text(errors="replace")
+        fresh = text[self._log_marks.get(log, 0) :]
+        self._log_marks[log] = len(text)
+        return fresh
+
+
+def _matching(text: str, pattern: str, harmless: Sequence[str]) -> list[str]:
+    lines = [line.strip() for line in text.splitlines() if re.search(pattern, line)]
+    return [line for line in lines if not any(each in line for each in harmless)]
 
 
 def shape_of(message: aio_pika.abc.AbstractIncomingMessage) -> dict[str, Any]:
