@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import itertools
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from bench import native
 from bench.errors import BenchFailed
-from bench.load import Backlog, row_id, row_number
-from bench.rig import Rig
+from bench.load import Backlog, Load, row_id, row_number
+from bench.rig import QUEUE, Rig
+from bench.step import Run
+from relay.benchmark.looks import disturbance
 
 
 def check_queue(backlog: Backlog, delivered: Iterable[str], rows: int | None = None, *, is_ordered: bool = True) -> int:
@@ -42,6 +46,27 @@ def check_queue(backlog: Backlog, delivered: Iterable[str], rows: int | None = N
     if is_ordered and (count := overtaken.total()):
         raise BenchFailed(f"{count} messages of {len(+overtaken)} keys were overtaken")
     return copies
+
+
+def prove_queue(rig: Rig, load: Load, rows: int, *, is_ordered: bool = True) -> Run:
+    """The queue holds the load's first `rows` rows, each once: no `copies`, and their `shape`, for the run.
+
+    Without a C compiler they are only counted. Raises BenchFailed.
+    """
+    first = rig.take_first()
+    copies = first.held - rows
+    if native.is_available():
+        delivered = itertools.chain([first.message_id], native.collect(rig.amqp_url, QUEUE, first.held))
+        copies = check_queue(rig.backlog(load), delivered, rows, is_ordered=is_ordered)
+    if copies:
+        raise BenchFailed(f"{rows} rows are sent, the queue held {first.held} messages")
+    return {"copies": copies, "shape": first.shape}
+
+
+def check_outcomes(outcomes: Mapping[str, int], rows: int) -> None:
+    """Raises BenchFailed where the relays published anything but each row once."""
+    if found := disturbance(outcomes, rows):
+        raise BenchFailed(found)
 
 
 def compare_shapes(runs: Iterable[Mapping[str, Any]]) -> None:

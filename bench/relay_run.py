@@ -6,18 +6,16 @@ import time
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
-from itertools import chain
 from typing import Final
 
-from bench import native
 from bench.errors import BenchFailed
 from bench.load import Load
 from bench.process import Relay
 from bench.procfs import Cpu, peak_rss_bytes, us_per_message
-from bench.proof import check_queue, expect_no_complaints
-from bench.rig import QUEUE, Rig
+from bench.proof import check_outcomes, expect_no_complaints, prove_queue
+from bench.rig import Rig
 from bench.step import Run
-from relay.benchmark.looks import LOOK_MIN_S, pause_s
+from relay.benchmark.looks import LOOK_MIN_S, pause_s, published
 
 START_TIMEOUT_S: Final = 60.0
 STALL_TIMEOUT_S: Final = 30.0
@@ -70,13 +68,15 @@ def run_relay(rig: Rig, drain: Drain) -> Run:
                 # One may have sent everything before another was up, and that one could not be stopped cleanly yet.
                 relay.wait_until_ready()
             peak = max(peak_rss_bytes(relay.pid) for relay in relays)
+            outcomes = _look(rig, relays, rows).outcomes
         wal_bytes = rig.wal_bytes() - wal_before
         total, pending = rig.count(database, rows)
         if pending or total != (0 if drain.sent_rows == "delete" else rows):
             raise BenchFailed(
                 f"the relay counts {end.sent} rows sent, the table holds {total}, {pending} of them pending"
             )
-        proof = _check_queue(rig, drain) if drain.amqp_url is None else {}
+        check_outcomes(outcomes, rows)
+        proof = prove_queue(rig, drain.load, rows, is_ordered=drain.is_ordered) if drain.amqp_url is None else {}
     expect_no_complaints(rig)
     seconds, used = end.at - begin.at, end.cpu - begin.cpu
     return {
@@ -85,7 +85,7 @@ def run_relay(rig: Rig, drain: Drain) -> Run:
         "seconds": round(seconds, 6),
         "msgs_per_s": round(rows / seconds, 1),
         "seconds_from_process_start": round(end.at - relays[0].started_at, 6),
-        "outcomes": dict(end.outcomes),
+        "outcomes": dict(outcomes),
         "cpu_us_per_msg": {
             "publisher": us_per_message(used.relay_s, rows),
             "publisher_with_start": us_per_message(end.cpu.relay_s, rows),
@@ -96,19 +96,6 @@ def run_relay(rig: Rig, drain: Drain) -> Run:
         "wal_bytes_per_row": round(wal_bytes / rows, 1),
         **proof,
     }
-
-
-def _check_queue(rig: Rig, drain: Drain) -> Run:
-    """What is in the queue proves the run: its `shape` and further `copies`. Raises BenchFailed."""
-    rows = drain.load.rows
-    first = rig.take_first()
-    if first.held < rows:
-        raise BenchFailed(f"{rows} rows are sent, the queue holds {first.held} messages")
-    copies = first.held - rows
-    if native.is_available():
-        delivered = chain([first.message_id], native.collect(rig.amqp_url, QUEUE, first.held))
-        copies = check_queue(rig.backlog(drain.load), delivered, is_ordered=drain.is_ordered)
-    return {"copies": copies, "shape": first.shape}
 
 
 def _watch_start(rig: Rig, relays: Sequence[Relay], rows: int) -> Look:
@@ -150,10 +137,8 @@ def _look(rig: Rig, relays: Sequence[Relay], rows: int) -> Look:
     sent, has_begun = 0, False
     for relay in relays:
         values = relay.metrics() or {}
-        for name, value in values.items():
-            if name.startswith("relay_published_total{"):
-                outcome = name.partition('outcome="')[2].removesuffix('"}')
-                outcomes[outcome] = outcomes.get(outcome, 0) + int(value)
+        for outcome, count in published(values).items():
+            outcomes[outcome] = outcomes.get(outcome, 0) + count
         begun = ("relay_rows_read_total", "relay_in_flight_messages", "relay_rows_sent_total")
         has_begun = has_begun or any(values.get(name, 0.0) > 0 for name in begun)
         sent += int(values.get("relay_rows_sent_total", 0))

@@ -33,7 +33,8 @@ NOWHERE = "nowhere"
 """An exchange without a queue: what goes there is returned."""
 
 POSTGRES_TROUBLE = r"\b(ERROR|FATAL|PANIC):"
-RABBIT_TROUBLE = r"\[(error|critical|alert|emergency)\]"
+RABBIT_TROUBLE = r"\[(error|critical|alert|emergency)\]|resource limit alarm set"
+"""An alarm is a warning in the log, and blocks every publisher."""
 OWN_DOING = "terminating autovacuum process due to administrator command"
 """What PostgreSQL logs when a database is dropped in which autovacuum is at work."""
 

@@ -13,7 +13,7 @@ import pytest
 from relay import benchmark
 from relay.benchmark import load
 from relay.benchmark.figures import Drain, Limit, Outcome, Plan, Trickle, document, limit_of, lines, percentile
-from relay.benchmark.looks import LOOK_MIN_S, pause_s
+from relay.benchmark.looks import LOOK_MIN_S, disturbance, pause_s, published
 from relay.benchmark.plan import read_plan
 from relay.errors import DatabaseUnavailable, UsageError
 from relay.values import TableName
@@ -181,6 +181,23 @@ def test_the_end_of_a_drain_is_seen_when_it_comes(rows: int, rows_per_s: int) ->
     end_s = begin_s + rows / rows_per_s
     assert now - end_s < settlement_s + 0.03
     assert looks < 20 + 3 * end_s
+
+
+@pytest.mark.parametrize(
+    ("outcomes", "found"),
+    [
+        ({"acked": 10, "nacked": 0}, None),
+        ({"acked": 9}, None),  # the consumer has the last one before the relay has its confirm
+        ({"acked": 11}, "more than 10 rows, each once: 11 acked"),
+        ({"acked": 10, "nacked": 2, "lost": 0}, "10 acked, 2 nacked"),
+    ],
+)
+def test_a_disturbed_run_is_told(outcomes: dict[str, int], found: str | None) -> None:
+    """Messages that were nacked, lost and sent again were part of the figures."""
+    series = {f'relay_published_total{{outcome="{name}"}}': float(count) for name, count in outcomes.items()}
+    assert published(series | {"relay_rows_sent_total": 3.0}) == outcomes
+    assert (disturbance(outcomes, 10) or "").endswith(found or "")
+    assert (disturbance(outcomes, 10) is None) is (found is None)
 
 
 @pytest.mark.parametrize(("share", "expected"), [(0.5, 50.0), (0.99, 99.0), (0.999, 100.0), (1.0, 100.0), (0.001, 1.0)])

@@ -18,7 +18,7 @@ from relay import __version__
 from relay.benchmark.figures import Drain, Outcome, Plan, Trickle
 from relay.benchmark.ground import Ground, prepared
 from relay.benchmark.load import Written, consuming, filled, trickle
-from relay.benchmark.looks import LOOK_MIN_S, pause_s
+from relay.benchmark.looks import LOOK_MIN_S, disturbance, pause_s, published
 from relay.config import Config
 from relay.demo.process import RelayProcess
 from relay.errors import CheckFailed
@@ -72,6 +72,7 @@ async def _measure(config: Config, ground: Ground, relay: RelayProcess, plan: Pl
         began = asyncio.get_running_loop().time()
     step("draining them")
     ended, after = await _drained(relay, plan.rows, gauge)
+    _expect_undisturbed(before, after, plan.rows)
     drain = Drain(
         rows=plan.rows,
         seconds=ended - began,
@@ -94,6 +95,7 @@ async def _measure(config: Config, ground: Ground, relay: RelayProcess, plan: Pl
         written = await trickle(ground, config, plan)
         await _arrived(relay, arrived, written)
     after = await relay.metrics()
+    _expect_undisturbed(before, after, len(written))
     cpu_s = _difference(before, after, "process_cpu_seconds_total")
     return Outcome(plan, __version__, drain, _trickle(plan, written, arrived, cpu_s))
 
@@ -145,6 +147,13 @@ def _trickle(plan: Plan, written: list[Written], arrived: Mapping[str, float], c
         from_due_s=[max(0.0, arrived[row.id] - row.due_at) for row in written],
         cpu_s=cpu_s,
     )
+
+
+def _expect_undisturbed(before: Mapping[str, float], after: Mapping[str, float], rows: int) -> None:
+    """Raises CheckFailed: what was published twice, returned, nacked or lost makes no figure."""
+    earlier = published(before)
+    if found := disturbance({name: count - earlier.get(name, 0) for name, count in published(after).items()}, rows):
+        raise CheckFailed(found, hint="run it again when both servers are well")
 
 
 def _difference(before: Mapping[str, float], after: Mapping[str, float], name: str) -> float | None:

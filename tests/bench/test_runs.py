@@ -12,14 +12,15 @@ from bench.ceiling import Ceiling, run_ceiling
 from bench.errors import BenchFailed, Unavailable
 from bench.load import Load, row_id
 from bench.procfs import children
-from bench.proof import check_queue
+from bench.proof import check_outcomes, check_queue, prove_queue
 from bench.relay_run import Drain, run_relay
-from bench.rig import Rig
+from bench.rig import Rig, Taken
 from bench.scenarios import consumer, growth, inbox, isolation, sink
 from bench.scenarios.trickle import trickle
 from bench.step import Form
 from bench.writing import write_at
 from relay.servers import PostgresServer, RabbitServer
+from tests.conftest import eventually
 
 LOAD = Load(rows=400, keys=20)
 
@@ -74,6 +75,26 @@ def test_a_queue_that_lacks_a_row_or_overtakes_one_proves_nothing(rig: Rig) -> N
     with pytest.raises(BenchFailed, match=f"{LOAD.rows - LOAD.keys} messages of {LOAD.keys} keys were overtaken"):
         check_queue(backlog, ids[::-1])
     assert check_queue(backlog, ids[::-1], is_ordered=False) == 0
+
+
+async def test_a_broker_out_of_memory_disturbs_what_is_measured(rig: Rig) -> None:
+    """It blocks every publisher, and its log calls that a warning."""
+    rig.complaints()
+    rig.rabbit.memory_alarm(True)
+    rig.rabbit.memory_alarm(False)
+    found = await eventually(rig.complaints)
+    assert "memory resource limit alarm set" in found[0]
+
+
+def test_a_run_with_copies_or_other_outcomes_proves_nothing(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    check_outcomes({"acked": 5, "lost": 0}, 5)
+    with pytest.raises(BenchFailed, match="5 acked, 1 lost"):
+        check_outcomes({"acked": 5, "lost": 1}, 5)
+    ids = [row_id(number) for number in range(1, LOAD.rows + 1)]
+    monkeypatch.setattr(rig, "take_first", lambda: Taken(LOAD.rows + 1, ids[0], {}))
+    monkeypatch.setattr(native, "collect", lambda *_: iter(ids))
+    with pytest.raises(BenchFailed, match="400 rows are sent, the queue held 401 messages"):
+        prove_queue(rig, LOAD, LOAD.rows)
 
 
 def test_a_missing_compiler_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
