@@ -110,6 +110,7 @@ KEYS: Final[tuple[Key, ...]] = (
         for name, variant, limit in (
             ("claim_growth_1e5", "sent", 1.1),
             ("claim_growth_1e6", "many sent", 1.1),
+            ("claim_growth_1e5_two_relays", "two relays", None),
             ("claim_growth_parked_1e5", "aside", 1.1),
             ("claim_growth_old_snapshot_1e5", "old snapshot", 2.0),
             ("claim_growth_open_writer", "open writer", 2.0),

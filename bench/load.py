@@ -56,8 +56,8 @@ class Load:
         """The name of its template database."""
         return f"load_{self.rows}_{self.keys}_{self.body_bytes}_{self.hot_every}"
 
-    def fill(self) -> str:
-        """The statement that inserts the rows, a thousand a transaction."""
+    def insert(self, first: str, last: str) -> str:
+        """The statement that inserts the rows from number `first` to `last`, in SQL."""
         key = "'c-' || abs(hashint4(n)::bigint) % " + str(self.keys)
         if self.hot_every:
             key = f"case when n % {self.hot_every} = 0 then 'hot' else {key} end"
@@ -66,14 +66,17 @@ class Load:
             filler = (
                 f"(select string_agg(md5(n::text || '/' || i), '') from generate_series(1, {self.body_bytes // 32}) i)"
             )
+        return f"""insert into outbox (id, event_type, aggregate_type, aggregate_id, payload)
+            select {ROW_ID.format(n="n")}, '{EVENT_TYPE}', 'customer', key,
+                   (left(format('{{"order_id": "%s", "customer_id": "%s", "note": "', n, key) || {filler},
+                         {self.body_bytes - 2}) || '"}}')::json
+            from generate_series({first}, {last}) as n, lateral (select {key}) as k(key)"""
+
+    def fill(self) -> str:
+        """The statement that inserts the rows, a thousand a transaction."""
         return f"""do $$ declare first int := 1; begin
                 while first <= {self.rows} loop
-                    insert into outbox (id, event_type, aggregate_type, aggregate_id, payload)
-                    select {ROW_ID.format(n="n")}, '{EVENT_TYPE}', 'customer', key,
-                           (left(format('{{"order_id": "%s", "customer_id": "%s", "note": "', n, key) || {filler},
-                                 {self.body_bytes - 2}) || '"}}')::json
-                    from generate_series(first, least(first + {ROWS_PER_TRANSACTION - 1}, {self.rows})) as n,
-                         lateral (select {key}) as k(key);
+                    {self.insert("first", f"least(first + {ROWS_PER_TRANSACTION - 1}, {self.rows})")};
                     commit;
                     first := first + {ROWS_PER_TRANSACTION};
                 end loop;

@@ -13,6 +13,7 @@ from typing import Final, Self
 from bench.environment import relay_environment
 from bench.errors import BenchFailed
 from bench.rig import Rig
+from relay.core.ports.outbox import SHARDS
 from relay.scrape import OPENER
 from relay.servers import LOOPBACK, free_port
 
@@ -20,6 +21,7 @@ LOG_LOOK_S: Final = 0.1
 READY_TIMEOUT_S: Final = 60.0
 STOP_TIMEOUT_S: Final = 20.0
 READY_LOOK_S: Final = 0.005
+SHARED_LOOK_S: Final = 0.05
 
 
 class Relay:
@@ -115,3 +117,14 @@ class Relay:
                 return str(answer.read().decode())
         except OSError:  # also what urllib makes of a 503
             return None
+
+
+def wait_until_shared(relays: Sequence[Relay]) -> None:
+    """Until all are ready and each has its part of the shards. Raises BenchFailed."""
+    deadline = time.monotonic() + READY_TIMEOUT_S
+    for relay in relays:
+        relay.wait_until_ready()
+        while (relay.metrics() or {}).get("relay_shards_owned", 0) < SHARDS // len(relays):
+            if time.monotonic() > deadline:
+                raise relay.failed(f"the relay had not its part of the shards within {READY_TIMEOUT_S:.0f} s")
+            time.sleep(SHARED_LOOK_S)

@@ -10,11 +10,12 @@ from typing import Final
 
 from bench.errors import BenchFailed
 from bench.load import Load
-from bench.process import Relay
+from bench.process import Relay, wait_until_shared
 from bench.procfs import Cpu, peak_rss_bytes, us_per_message
 from bench.proof import check_outcomes, expect_no_complaints, prove_queue
 from bench.rig import Rig
 from bench.step import Run
+from bench.transaction import open_transaction
 from relay.benchmark.looks import LOOK_MIN_S, pause_s, published
 
 START_TIMEOUT_S: Final = 60.0
@@ -23,20 +24,26 @@ STALL_TIMEOUT_S: Final = 30.0
 
 @dataclass(frozen=True, slots=True)
 class Look:
-    """One look at the running relays, by the monotonic clock. `has_begun` once one has read or published anything."""
+    """One look at the running relays, by the monotonic clock. `has_begun` once one has read or published anything.
+    `rows_sent`: each relay's."""
 
     at: float
     cpu: Cpu
     has_begun: bool
-    sent: int
+    rows_sent: Sequence[int]
     outcomes: Mapping[str, int]
+
+    @property
+    def sent(self) -> int:
+        return sum(self.rows_sent)
 
 
 @dataclass(frozen=True, slots=True)
 class Drain:
     """What is drained and how; `settings` are the relay's beside `RELAY_SENT_ROWS`.
 
-    With an `amqp_url` it goes to another broker than the rig's, whose queue nobody can look into.
+    Several `relays` have shared the work before there is any: the backlog is committed then. With an `amqp_url` it goes to
+    another broker than the rig's, whose queue nobody can look into.
     """
 
     load: Load
@@ -53,19 +60,25 @@ def run_relay(rig: Rig, drain: Drain) -> Run:
 
     Without a C compiler messages are only counted. Raises BenchFailed.
     """
-    rows = drain.load.rows
+    rows, is_shared = drain.load.rows, drain.relays > 1
     settings = dict(drain.settings) | {"RELAY_SENT_ROWS": drain.sent_rows}
     if drain.amqp_url is not None:
         settings["RELAY_AMQP_URL"] = drain.amqp_url
-    with rig.fresh_database(drain.load) as database, rig.fresh_queue(drain.queue):
+    with rig.fresh_database(None if is_shared else drain.load) as database, rig.fresh_queue(drain.queue):
         rig.wait_until_quiet()
         wal_before = rig.wal_bytes()
         with ExitStack() as stack:
             relays = [stack.enter_context(Relay(rig, database, settings=settings)) for _ in range(drain.relays)]
-            begin = _watch_start(rig, relays, rows)
+            if is_shared:
+                wait_until_shared(relays)
+                url, statement = rig.postgres.url(database), drain.load.insert("1", str(rows))
+                with open_transaction(url, statement, rows=rows, commits=True):
+                    wal_before, begin = rig.wal_bytes(), _look(rig, relays, rows)
+            else:
+                begin = _watch_start(rig, relays, rows)
             end = _watch_drain(rig, relays, rows, begin)
             for relay in relays:
-                # One may have sent everything before another was up, and that one could not be stopped cleanly yet.
+                # It may have sent everything before it was ready, and could not be stopped cleanly yet.
                 relay.wait_until_ready()
             peak = max(peak_rss_bytes(relay.pid) for relay in relays)
             outcomes = _look(rig, relays, rows).outcomes
@@ -76,6 +89,8 @@ def run_relay(rig: Rig, drain: Drain) -> Run:
                 f"the relay counts {end.sent} rows sent, the table holds {total}, {pending} of them pending"
             )
         check_outcomes(outcomes, rows)
+        if not all(end.rows_sent):
+            raise BenchFailed(f"not every relay has sent rows: {', '.join(map(str, end.rows_sent))}")
         proof = prove_queue(rig, drain.load, rows, is_ordered=drain.is_ordered) if drain.amqp_url is None else {}
     expect_no_complaints(rig)
     seconds, used = end.at - begin.at, end.cpu - begin.cpu
@@ -85,6 +100,7 @@ def run_relay(rig: Rig, drain: Drain) -> Run:
         "seconds": round(seconds, 6),
         "msgs_per_s": round(rows / seconds, 1),
         "seconds_from_process_start": round(end.at - relays[0].started_at, 6),
+        "rows_by_relay": list(end.rows_sent),
         "outcomes": dict(outcomes),
         "cpu_us_per_msg": {
             "publisher": us_per_message(used.relay_s, rows),
@@ -134,15 +150,16 @@ def _look(rig: Rig, relays: Sequence[Relay], rows: int) -> Look:
     pids = [relay.pid for relay in relays]
     at, cpu = time.monotonic(), rig.cpu(*pids)
     outcomes: dict[str, int] = {}
-    sent, has_begun = 0, False
+    rows_sent: list[int] = []
+    has_begun = False
     for relay in relays:
         values = relay.metrics() or {}
         for outcome, count in published(values).items():
             outcomes[outcome] = outcomes.get(outcome, 0) + count
         begun = ("relay_rows_read_total", "relay_in_flight_messages", "relay_rows_sent_total")
         has_begun = has_begun or any(values.get(name, 0.0) > 0 for name in begun)
-        sent += int(values.get("relay_rows_sent_total", 0))
+        rows_sent.append(int(values.get("relay_rows_sent_total", 0)))
     # A start is dated by the moment before the question, an end by the moment after the answer.
-    if sent >= rows:
+    if sum(rows_sent) >= rows:
         at, cpu = time.monotonic(), rig.cpu(*pids)
-    return Look(at, cpu, has_begun or any(outcomes.values()), sent, outcomes)
+    return Look(at, cpu, has_begun or any(outcomes.values()), rows_sent, outcomes)

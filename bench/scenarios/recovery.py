@@ -53,7 +53,7 @@ def _measure(rig: Rig) -> Sequence[Run]:
             finally:
                 is_nearly_over.set()
             commits = writing.result()
-            Watched(relay, None).wait_until_settled(len(commits))
+            Watched([relay], None).wait_until_settled(len(commits))
         confirmed = read_times(path).confirmed
         copies = _copies(rig, commits) if native.is_available() else None
     # A broker that is told to end says so in its log.

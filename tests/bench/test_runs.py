@@ -111,6 +111,21 @@ def test_a_probe_compares_reads_without_and_with(rig: Rig) -> None:
     assert run["latency"]["p50_ms"] > 0
 
 
+def test_two_relays_read_beside_what_both_have_sent(rig: Rig) -> None:
+    (run,) = growth.two_relays(rig, rows=200, seconds=1)
+    assert run["relays"] == 2
+    assert min(run["reads"]) > 0
+    assert run["latency"]["p50_ms"] > 0
+
+
+def test_two_relays_share_a_drain(rig: Rig) -> None:
+    """One could have sent everything while the other took its shards up."""
+    run = run_relay(rig, Drain(LOAD, relays=2))
+    assert len(run["rows_by_relay"]) == 2
+    assert min(run["rows_by_relay"]) > 0
+    assert sum(run["rows_by_relay"]) == run["outcomes"]["acked"] == LOAD.rows
+
+
 def test_good_rows_are_timed_beside_rows_that_cannot_go(rig: Rig) -> None:
     (run,) = isolation.poison(rig, rows=20)
     assert run["max_ms"] > 0
