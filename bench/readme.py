@@ -62,7 +62,10 @@ ROWS: Final[tuple[tuple[str, Callable[[Result], str]], ...]] = (
         "writers' commit rate, against a plain outbox: single rows; batches of 100",
         lambda r: f"{r['writers_ratio_single']:.2f}; {r['writers_ratio_batch100']:.2f}",
     ),
-    ("memory: idle; at most in that drain, more with larger bodies", lambda r: f"{r['idle_rss_mb']:.0f} MB; {r['peak_rss_mb']:.0f} MB"),
+    (
+        "memory: idle; at most in that drain, more with larger bodies",
+        lambda r: f"{r['idle_rss_mb']:.0f} MB; {r['peak_rss_mb']:.0f} MB",
+    ),
     ("start to ready", lambda r: f"{r['start_to_ready_s']:.1f} s"),
 )
 

@@ -21,6 +21,8 @@ ROUND_TRIPS: Final = {("reading", True): 1, ("settling", True): 4, ("reading", F
 """Of one read, and of one settlement of sent rows (relay/sessions.py, relay/settling.py), directly or through a proxy: BEGIN, fence,
 rows and COMMIT; a direct read is one statement by itself. Through a proxy each statement is asked about before it is run."""
 
+P99_9_VALUES_MIN: Final = 1_000
+
 
 class Limit(StrEnum):
     """What a drain waited for."""
@@ -106,8 +108,10 @@ def percentile(values: Sequence[float], share: float) -> float:
 
 
 def percentiles_ms(seconds: Sequence[float]) -> dict[str, float]:
-    """p50, p99, p99.9 and the largest, in milliseconds."""
+    """p50, p99 and the largest, in milliseconds; p99.9 of a thousand values or more, for of fewer it is the largest."""
     shares = {"p50_ms": 0.5, "p99_ms": 0.99, "p99_9_ms": 0.999, "max_ms": 1.0}
+    if len(seconds) < P99_9_VALUES_MIN:
+        del shares["p99_9_ms"]
     return {name: round(percentile(seconds, share) * 1e3, 3) for name, share in shares.items()}
 
 
@@ -143,7 +147,7 @@ def limit_of(drain: Drain) -> tuple[Limit, str]:
 
 
 def document(outcome: Outcome) -> dict[str, object]:
-    """The JSON document; its keys are stable."""
+    """The JSON document; its keys are stable, `p99_9_ms` is there from a thousand rows on."""
     plan, drain, trickle = outcome.plan, outcome.drain, outcome.trickle
     limit, reading = limit_of(drain)
     return {
@@ -193,7 +197,8 @@ def lines(outcome: Outcome) -> list[tuple[str, str]]:
 
 
 def _words(found: Mapping[str, float]) -> str:
-    return f"p50 {found['p50_ms']:.1f} ms, p99 {found['p99_ms']:.1f} ms, p99.9 {found['p99_9_ms']:.1f} ms"
+    shown = {"p50_ms": "p50", "p99_ms": "p99", "p99_9_ms": "p99.9"}
+    return ", ".join(f"{word} {found[name]:.1f} ms" for name, word in shown.items() if name in found)
 
 
 def _us(cpu_s: float | None, rows: int) -> float | None:
