@@ -3,7 +3,7 @@
     plan -> own table, exchange, queue -> relay run -> backlog drained -> rows at a rate, consumed -> figures -> all gone
 
 The relay is `relay run` as configured but for table, route and port: its settings are what is measured. Everything is taken
-away at the end, also on Ctrl-C and SIGTERM.
+away at the end, also on Ctrl-C, SIGTERM and SIGHUP.
 """
 
 from __future__ import annotations
@@ -67,11 +67,12 @@ def _settings(environ: Mapping[str, str], ground: Ground) -> dict[str, str]:
 
 async def _measure(config: Config, ground: Ground, relay: RelayProcess, plan: Plan, step: Say, gauge: Say) -> Outcome:
     step(f"writing {plan.rows:,} rows")
-    async with filled(ground, plan):
-        before = await relay.metrics()
-        began = asyncio.get_running_loop().time()
-    step("draining them")
-    ended, after = await _drained(relay, plan.rows, gauge)
+    async with ground.kept():
+        async with filled(ground, plan):
+            before = await relay.metrics()
+            began = asyncio.get_running_loop().time()
+        step("draining them")
+        ended, after = await _drained(relay, plan.rows, gauge)
     _expect_undisturbed(before, after, plan.rows)
     drain = Drain(
         rows=plan.rows,
