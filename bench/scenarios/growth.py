@@ -59,7 +59,7 @@ def steps(form: Form) -> Sequence[Step]:
     many = form.rows(1_000_000)
     open_s = form.seconds(OPEN_WRITER_S, 120)
     is_once = not form.is_long
-    probes_s = 5.0 + seconds
+    probes_s = 3.0 + seconds
     steps = [
         Step("growth", "sent", 4.0 + probes_s, lambda rig: _sent(rig, "sent", rows, seconds), is_once),
         Step("growth", "two relays", 7.0 + probes_s, lambda rig: two_relays(rig, rows, seconds), is_once),

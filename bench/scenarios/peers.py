@@ -18,11 +18,11 @@ TIMEOUT_S: Final = 600.0
 
 
 def steps(form: Form) -> Sequence[Step]:
-    load = Load(form.rows(6_000, 60_000))
+    load = Load(form.rows(30_000, 60_000))
     rows = {"one": form.rows(1_000, 6_000), "gathered": load.rows}
     return [
-        Step("peers", variant, 3.0 + many / rate, lambda rig, v=variant, n=many: _measure(rig, load, v, n))  # type: ignore[misc]
-        for (variant, many), rate in zip(rows.items(), (500, 3_000), strict=True)
+        Step("peers", variant, 2.0 + many / rate, lambda rig, v=variant, n=many: _measure(rig, load, v, n))  # type: ignore[misc]
+        for (variant, many), rate in zip(rows.items(), (1_000, 5_000), strict=True)
     ]
 
 
