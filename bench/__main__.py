@@ -25,6 +25,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     if unknown := [name for name in options.scenarios if name not in SCENARIOS]:
         parser.error(f"there is no scenario {', '.join(unknown)}; there are {', '.join(SCENARIOS)}")
+    if options.json is not None:
+        try:
+            _expect_writable(options.json)
+        except OSError as error:
+            parser.error(f"--json {options.json}: {error.strerror}")
     name = "long" if options.long else "short"
     form = Form(name, options.repeats or REPEATS[name], options.scale)
     steps = suite.chosen_steps(form, options.scenarios)
@@ -75,8 +80,16 @@ def _report_failure(result: dict[str, object], path: Path | None) -> int:
     return 1
 
 
-def _write(path: Path, result: dict[str, object]) -> None:
+def _expect_writable(path: Path) -> None:
+    """Before anything is measured for it. Raises OSError."""
     path.parent.mkdir(parents=True, exist_ok=True)
+    is_new = not path.exists()
+    path.open("a").close()
+    if is_new:
+        path.unlink()
+
+
+def _write(path: Path, result: dict[str, object]) -> None:
     path.write_text(json.dumps(result, indent=1, ensure_ascii=False) + "\n")
     _say(f"written to {path}")
 

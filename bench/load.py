@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -10,6 +11,32 @@ EVENT_TYPE: Final = "order.created"
 ROWS_PER_TRANSACTION: Final = 1000
 INCOMPRESSIBLE_FROM_BYTES: Final = 1024
 """From here on bodies are digits of hashes: PostgreSQL compresses a larger text of repeated words to almost nothing."""
+
+PATIENCE_S: Final = 90.0
+ROWS_PER_S_MIN: Final = 2_000
+
+ROW_ID: Final = "left(md5({n}::text), 8) || '-0000-4000-8000-' || lpad(to_hex({n}), 12, '0')"
+"""`row_id` in SQL."""
+
+
+def patience_s(rows: int) -> float:
+    """How long what goes through so many rows may take at most, on a slow machine."""
+    return PATIENCE_S + rows / ROWS_PER_S_MIN
+
+
+def row_id(number: int) -> str:
+    """The id of a load's row `number`, counted from 1 in the order of seq: in the form of a UUID, and as scattered in an index."""
+    scatter = hashlib.md5(str(number).encode(), usedforsecurity=False).hexdigest()[:8]
+    return f"{scatter}-0000-4000-8000-{number:012x}"
+
+
+def row_number(message_id: str) -> int | None:
+    """Which row has this id; None where no load could have it."""
+    try:
+        number = int(message_id[-12:], 16)
+    except ValueError:
+        return None
+    return number if message_id == row_id(number) else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,8 +56,8 @@ class Load:
         """The name of its template database."""
         return f"load_{self.rows}_{self.keys}_{self.body_bytes}_{self.hot_every}"
 
-    def fill(self) -> str:
-        """The statement that inserts the rows, a thousand a transaction."""
+    def insert(self, first: str, last: str) -> str:
+        """The statement that inserts the rows from number `first` to `last`, in SQL."""
         key = "'c-' || abs(hashint4(n)::bigint) % " + str(self.keys)
         if self.hot_every:
             key = f"case when n % {self.hot_every} = 0 then 'hot' else {key} end"
@@ -39,14 +66,17 @@ class Load:
             filler = (
                 f"(select string_agg(md5(n::text || '/' || i), '') from generate_series(1, {self.body_bytes // 32}) i)"
             )
+        return f"""insert into outbox (id, event_type, aggregate_type, aggregate_id, payload)
+            select {ROW_ID.format(n="n")}, '{EVENT_TYPE}', 'customer', key,
+                   (left(format('{{"order_id": "%s", "customer_id": "%s", "note": "', n, key) || {filler},
+                         {self.body_bytes - 2}) || '"}}')::json
+            from generate_series({first}, {last}) as n, lateral (select {key}) as k(key)"""
+
+    def fill(self) -> str:
+        """The statement that inserts the rows, a thousand a transaction."""
         return f"""do $$ declare first int := 1; begin
                 while first <= {self.rows} loop
-                    insert into outbox (event_type, aggregate_type, aggregate_id, payload)
-                    select '{EVENT_TYPE}', 'customer', key,
-                           (left(format('{{"order_id": "%s", "customer_id": "%s", "note": "', n, key) || {filler},
-                                 {self.body_bytes - 2}) || '"}}')::json
-                    from generate_series(first, least(first + {ROWS_PER_TRANSACTION - 1}, {self.rows})) as n,
-                         lateral (select {key}) as k(key);
+                    {self.insert("first", f"least(first + {ROWS_PER_TRANSACTION - 1}, {self.rows})")};
                     commit;
                     first := first + {ROWS_PER_TRANSACTION};
                 end loop;
@@ -55,8 +85,10 @@ class Load:
 
 @dataclass(frozen=True, slots=True)
 class Backlog:
-    """What a template holds: `keys[i]` is the ordering key of the row `ids[i]`, both by seq. `body`: a payload of it."""
+    """What a template holds: the ordering keys of its rows by seq, each text once in memory, and a payload (`body`).
 
-    ids: list[str]
+    Ten million rows are 80 MB so: their ids follow from their numbers (`row_id`).
+    """
+
     keys: list[str]
     body: Path

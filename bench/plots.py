@@ -70,22 +70,38 @@ def _throughput(axes: Axes, result: Result) -> bool:
 
 
 def _latency(axes: Axes, result: Result) -> bool:
-    """Percentiles over the arrival rate, the best turn of each."""
-    rates = {
+    """Percentiles over the arrival rate, each rate's of the turn with the lowest p50, as the document's. Single rows are one line;
+    several rows a commit are another load, and stand apart.
+    """
+    best = {
         int(variant.split()[0]): min(runs, key=lambda run: run["p50_ms"])
         for variant, runs in _runs(result, "trickle").items()
         if variant.endswith("a second")
     }
-    if not rates:
+    if not best:
         return False
-    names = (("p50_ms", "p50", "-o"), ("p99_ms", "p99", "--s"), ("p99_9_ms", "p99.9", ":^"))
-    for name, label, style in names:
-        axes.plot(
-            list(rates), [run[name] for run in rates.values()], style, color=COLOURS["relay"], label=f"confirm {label}"
+    apart = {rate: run["rows_per_commit"] for rate, run in best.items() if run.get("rows_per_commit", 1) > 1}
+    percentiles = (("p50_ms", "p50", "-", "o"), ("p99_ms", "p99", "--", "s"), ("p99_9_ms", "p99.9", ":", "^"))
+    for name, label, line, marker in percentiles:
+        for who, colour in (("confirm", COLOURS["relay"]), ("consumer", COLOURS["peer"])):
+            found = {rate: run if who == "confirm" else run.get("to_consumer", {}) for rate, run in best.items()}
+            heights = {rate: run[name] for rate, run in found.items() if name in run}
+            single = [rate for rate in heights if rate not in apart]
+            axes.plot(
+                single, [heights[rate] for rate in single], line, marker=marker, color=colour, label=f"{who} {label}"
+            )
+            others = [rate for rate in heights if rate in apart]
+            axes.plot(others, [heights[rate] for rate in others], marker, color=colour, fillstyle="none")
+    for rate, rows in apart.items():
+        axes.axvline(rate, color=COLOURS["c"], linewidth=0.5)
+        axes.annotate(
+            f"{rows} rows a commit",
+            (rate, 0.02),
+            xycoords=("data", "axes fraction"),
+            rotation=90,
+            va="bottom",
+            ha="right",
         )
-        if all("to_consumer" in run for run in rates.values()):
-            heights = [run["to_consumer"][name] for run in rates.values()]
-            axes.plot(list(rates), heights, style, color=COLOURS["peer"], label=f"consumer {label}")
     axes.set_xscale("log")
     axes.set_yscale("log")
     axes.set_xlabel("rows a second, open loop")

@@ -6,8 +6,6 @@ import signal
 import subprocess
 import sys
 import time
-import urllib.error
-import urllib.request
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Final, Self
@@ -15,12 +13,15 @@ from typing import Final, Self
 from bench.environment import relay_environment
 from bench.errors import BenchFailed
 from bench.rig import Rig
+from relay.core.ports.outbox import SHARDS
+from relay.scrape import OPENER
 from relay.servers import LOOPBACK, free_port
 
 LOG_LOOK_S: Final = 0.1
 READY_TIMEOUT_S: Final = 60.0
 STOP_TIMEOUT_S: Final = 20.0
 READY_LOOK_S: Final = 0.005
+SHARED_LOOK_S: Final = 0.05
 
 
 class Relay:
@@ -112,7 +113,18 @@ class Relay:
         if (code := self._process.poll()) is not None:
             raise self.failed(f"relay run ended early with {code}")
         try:
-            with urllib.request.urlopen(f"http://{LOOPBACK}:{self.port}{path}", timeout=5.0) as answer:
+            with OPENER.open(f"http://{LOOPBACK}:{self.port}{path}", timeout=5.0) as answer:
                 return str(answer.read().decode())
         except OSError:  # also what urllib makes of a 503
             return None
+
+
+def wait_until_shared(relays: Sequence[Relay]) -> None:
+    """Until all are ready and each has its part of the shards. Raises BenchFailed."""
+    deadline = time.monotonic() + READY_TIMEOUT_S
+    for relay in relays:
+        relay.wait_until_ready()
+        while (relay.metrics() or {}).get("relay_shards_owned", 0) < SHARDS // len(relays):
+            if time.monotonic() > deadline:
+                raise relay.failed(f"the relay had not its part of the shards within {READY_TIMEOUT_S:.0f} s")
+            time.sleep(SHARED_LOOK_S)

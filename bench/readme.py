@@ -24,6 +24,9 @@ END: Final = "<!-- end of figures -->"
 PICTURES: Final = ("throughput", "latency", "cpu", "writers")
 """As bench/plots.py names them; that module is not imported here, for it brings matplotlib."""
 
+NOT_MEASURED: Final = "not measured"
+"""By a suite that lacked a program, or in this form."""
+
 Result = Mapping[str, Any]
 
 ROWS: Final[tuple[tuple[str, Callable[[Result], str]], ...]] = (
@@ -59,21 +62,31 @@ ROWS: Final[tuple[tuple[str, Callable[[Result], str]], ...]] = (
         "writers' commit rate, against a plain outbox: single rows; batches of 100",
         lambda r: f"{r['writers_ratio_single']:.2f}; {r['writers_ratio_batch100']:.2f}",
     ),
-    ("memory: idle; at most", lambda r: f"{r['idle_rss_mb']:.0f} MB; {r['peak_rss_mb']:.0f} MB"),
+    (
+        "memory: idle; at most in that drain, more with larger bodies",
+        lambda r: f"{r['idle_rss_mb']:.0f} MB; {r['peak_rss_mb']:.0f} MB",
+    ),
     ("start to ready", lambda r: f"{r['start_to_ready_s']:.1f} s"),
 )
 
 
 def figures(result: Result) -> str:
-    """The table, with a line that says what it was measured on. Raises KeyError where the document lacks a key."""
+    """The table, with a line that says what it was measured on."""
     machine, versions = result["machine"], result["versions"]
     lines = [
         f"| measured on {machine['cores']} cores ({machine['cpu']}), RabbitMQ {versions['rabbitmq']}, quorum queue, "
         f"PostgreSQL {versions['postgresql']}, 250-byte bodies, 5,000 keys, the {result['build']} build | |",
         "| --- | --- |",
-        *(f"| {name} | {figure(result)} |" for name, figure in ROWS),
+        *(f"| {name} | {_shown(figure, result)} |" for name, figure in ROWS),
     ]
     return "\n".join(lines)
+
+
+def _shown(figure: Callable[[Result], str], result: Result) -> str:
+    try:
+        return figure(result)
+    except KeyError:
+        return NOT_MEASURED
 
 
 def everything(result: Result) -> str:
@@ -88,7 +101,9 @@ def everything(result: Result) -> str:
         "| --- | --- | --- | --- |",
     ]
     for key in KEYS:
-        if key.name in result:
+        if key.name not in result:
+            lines.append(f"| `{key.name}` | {NOT_MEASURED} | | |")
+        else:
             spread, target = result["spread"][key.name], result["targets"].get(key.name)
             aim = "" if target is None else f"{target['target']}: {'reached' if target['is_reached'] else '**missed**'}"
             turns = f"{spread['min']:,g} … {spread['max']:,g}" if spread["turns"] > 1 else "measured once"
@@ -111,6 +126,8 @@ def main() -> int:
         print(f"bench.readme: there is no {RESULT.relative_to(ROOT)}: run `make bench` first", file=sys.stderr)
         return 1
     result = json.loads(RESULT.read_text())
+    for step, why in result["skipped"].items():
+        print(f"bench.readme: {NOT_MEASURED}: {step}: {why}")
     for page, write in PAGES.items():
         page.write_text(quoting(page.read_text(), write(result)))
         print(f"{page.relative_to(ROOT)} quotes {RESULT.relative_to(ROOT)}")

@@ -8,37 +8,42 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Final
 
-from bench import native
 from bench.errors import BenchFailed
 from bench.load import Load
-from bench.process import Relay
+from bench.process import Relay, wait_until_shared
 from bench.procfs import Cpu, peak_rss_bytes, us_per_message
-from bench.proof import check_queue, expect_no_complaints
-from bench.rig import QUEUE, Rig
+from bench.proof import check_outcomes, expect_no_complaints, prove_queue
+from bench.rig import Rig
 from bench.step import Run
+from bench.transaction import open_transaction
+from relay.benchmark.looks import LOOK_MIN_S, pause_s, published
 
 START_TIMEOUT_S: Final = 60.0
 STALL_TIMEOUT_S: Final = 30.0
-FINE_S, COARSE_S = 0.010, 0.5
-"""Between two looks at `/metrics`: near the start and the end, and at most. A look costs the relay some 2 ms of CPU."""
 
 
 @dataclass(frozen=True, slots=True)
 class Look:
-    """One look at the running relays, by the monotonic clock. `has_begun` once one has read or published anything."""
+    """One look at the running relays, by the monotonic clock. `has_begun` once one has read or published anything.
+    `rows_sent`: each relay's."""
 
     at: float
     cpu: Cpu
     has_begun: bool
-    sent: int
+    rows_sent: Sequence[int]
     outcomes: Mapping[str, int]
+
+    @property
+    def sent(self) -> int:
+        return sum(self.rows_sent)
 
 
 @dataclass(frozen=True, slots=True)
 class Drain:
     """What is drained and how; `settings` are the relay's beside `RELAY_SENT_ROWS`.
 
-    With an `amqp_url` it goes to another broker than the rig's, whose queue nobody can look into.
+    Several `relays` have shared the work before there is any: the backlog is committed then. With an `amqp_url` it goes to
+    another broker than the rig's, whose queue nobody can look into.
     """
 
     load: Load
@@ -55,28 +60,38 @@ def run_relay(rig: Rig, drain: Drain) -> Run:
 
     Without a C compiler messages are only counted. Raises BenchFailed.
     """
-    rows = drain.load.rows
+    rows, is_shared = drain.load.rows, drain.relays > 1
     settings = dict(drain.settings) | {"RELAY_SENT_ROWS": drain.sent_rows}
     if drain.amqp_url is not None:
         settings["RELAY_AMQP_URL"] = drain.amqp_url
-    with rig.fresh_database(drain.load) as database, rig.fresh_queue(drain.queue):
+    with rig.fresh_database(None if is_shared else drain.load) as database, rig.fresh_queue(drain.queue):
         rig.wait_until_quiet()
         wal_before = rig.wal_bytes()
         with ExitStack() as stack:
             relays = [stack.enter_context(Relay(rig, database, settings=settings)) for _ in range(drain.relays)]
-            begin = _watch_start(rig, relays, rows)
+            if is_shared:
+                wait_until_shared(relays)
+                url, statement = rig.postgres.url(database), drain.load.insert("1", str(rows))
+                with open_transaction(url, statement, rows=rows, commits=True):
+                    wal_before, begin = rig.wal_bytes(), _look(rig, relays, rows)
+            else:
+                begin = _watch_start(rig, relays, rows)
             end = _watch_drain(rig, relays, rows, begin)
             for relay in relays:
-                # One may have sent everything before another was up, and that one could not be stopped cleanly yet.
+                # It may have sent everything before it was ready, and could not be stopped cleanly yet.
                 relay.wait_until_ready()
             peak = max(peak_rss_bytes(relay.pid) for relay in relays)
+            outcomes = _look(rig, relays, rows).outcomes
         wal_bytes = rig.wal_bytes() - wal_before
-        total, pending = rig.count(database)
+        total, pending = rig.count(database, rows)
         if pending or total != (0 if drain.sent_rows == "delete" else rows):
             raise BenchFailed(
                 f"the relay counts {end.sent} rows sent, the table holds {total}, {pending} of them pending"
             )
-        proof = _check_queue(rig, drain) if drain.amqp_url is None else {}
+        check_outcomes(outcomes, rows)
+        if not all(end.rows_sent):
+            raise BenchFailed(f"not every relay has sent rows: {', '.join(map(str, end.rows_sent))}")
+        proof = prove_queue(rig, drain.load, rows, is_ordered=drain.is_ordered) if drain.amqp_url is None else {}
     expect_no_complaints(rig)
     seconds, used = end.at - begin.at, end.cpu - begin.cpu
     return {
@@ -85,7 +100,8 @@ def run_relay(rig: Rig, drain: Drain) -> Run:
         "seconds": round(seconds, 6),
         "msgs_per_s": round(rows / seconds, 1),
         "seconds_from_process_start": round(end.at - relays[0].started_at, 6),
-        "outcomes": dict(end.outcomes),
+        "rows_by_relay": list(end.rows_sent),
+        "outcomes": dict(outcomes),
         "cpu_us_per_msg": {
             "publisher": us_per_message(used.relay_s, rows),
             "publisher_with_start": us_per_message(end.cpu.relay_s, rows),
@@ -98,19 +114,6 @@ def run_relay(rig: Rig, drain: Drain) -> Run:
     }
 
 
-def _check_queue(rig: Rig, drain: Drain) -> Run:
-    """What is in the queue proves the run: its `shape` and further `copies`. Raises BenchFailed."""
-    rows = drain.load.rows
-    first = rig.take_first()
-    if first.held < rows:
-        raise BenchFailed(f"{rows} rows are sent, the queue holds {first.held} messages")
-    copies = first.held - rows
-    if native.is_available():
-        delivered = [first.message_id, *native.collect(rig.amqp_url, QUEUE)]
-        copies = check_queue(rig.backlog(drain.load), delivered, is_ordered=drain.is_ordered)
-    return {"copies": copies, "shape": first.shape}
-
-
 def _watch_start(rig: Rig, relays: Sequence[Relay], rows: int) -> Look:
     """The last look at which nothing had been read or published: the clock starts no later than the first message."""
     deadline = time.monotonic() + START_TIMEOUT_S
@@ -121,14 +124,14 @@ def _watch_start(rig: Rig, relays: Sequence[Relay], rows: int) -> Look:
             assert idle is not None, "the relay was done before it was looked at"
             return idle
         idle = look
-        time.sleep(FINE_S)
+        time.sleep(LOOK_MIN_S)
     raise relays[0].failed(f"the relay published nothing within {START_TIMEOUT_S:.0f} s")
 
 
 def _watch_drain(rig: Rig, relays: Sequence[Relay], rows: int, begin: Look) -> Look:
     """The first look at which every row is settled. Looks are few while much is left, dense towards the end."""
     last, progressed_at = begin, time.monotonic()
-    pause = FINE_S
+    pause = LOOK_MIN_S
     while True:
         time.sleep(pause)
         look = _look(rig, relays, rows)
@@ -138,10 +141,8 @@ def _watch_drain(rig: Rig, relays: Sequence[Relay], rows: int, begin: Look) -> L
             progressed_at = look.at
         elif look.at - progressed_at > STALL_TIMEOUT_S:
             raise relays[0].failed(f"no row settled for {STALL_TIMEOUT_S:.0f} s; {look.sent} of {rows} are")
+        pause = pause_s(rows - look.sent, look.sent - last.sent, look.at - last.at, look.at - begin.at)
         last = look
-        # Half of what is left at the rate so far: the last looks are as fine as the first.
-        rate = look.sent / (look.at - begin.at)
-        pause = min(COARSE_S, max(FINE_S, (rows - look.sent) / rate / 2)) if rate else FINE_S
 
 
 def _look(rig: Rig, relays: Sequence[Relay], rows: int) -> Look:
@@ -149,17 +150,16 @@ def _look(rig: Rig, relays: Sequence[Relay], rows: int) -> Look:
     pids = [relay.pid for relay in relays]
     at, cpu = time.monotonic(), rig.cpu(*pids)
     outcomes: dict[str, int] = {}
-    sent, has_begun = 0, False
+    rows_sent: list[int] = []
+    has_begun = False
     for relay in relays:
         values = relay.metrics() or {}
-        for name, value in values.items():
-            if name.startswith("relay_published_total{"):
-                outcome = name.partition('outcome="')[2].removesuffix('"}')
-                outcomes[outcome] = outcomes.get(outcome, 0) + int(value)
+        for outcome, count in published(values).items():
+            outcomes[outcome] = outcomes.get(outcome, 0) + count
         begun = ("relay_rows_read_total", "relay_in_flight_messages", "relay_rows_sent_total")
         has_begun = has_begun or any(values.get(name, 0.0) > 0 for name in begun)
-        sent += int(values.get("relay_rows_sent_total", 0))
+        rows_sent.append(int(values.get("relay_rows_sent_total", 0)))
     # A start is dated by the moment before the question, an end by the moment after the answer.
-    if sent >= rows:
+    if sum(rows_sent) >= rows:
         at, cpu = time.monotonic(), rig.cpu(*pids)
-    return Look(at, cpu, has_begun or any(outcomes.values()), sent, outcomes)
+    return Look(at, cpu, has_begun or any(outcomes.values()), rows_sent, outcomes)

@@ -10,6 +10,7 @@ import asyncio
 import itertools
 import os
 import re
+import sys
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
@@ -22,7 +23,7 @@ import aio_pika
 
 from bench.children import run_command
 from bench.errors import BenchFailed, Unavailable
-from bench.load import Backlog, Load
+from bench.load import ROW_ID, Backlog, Load, patience_s
 from bench.procfs import Cpu, bind, children, family_cpu_s, process_cpu_s
 from relay.servers import PostgresServer, RabbitServer
 
@@ -31,6 +32,9 @@ QUEUE = "bench"
 NOWHERE = "nowhere"
 """An exchange without a queue: what goes there is returned."""
 
+POSTGRES_TROUBLE = r"\b(ERROR|FATAL|PANIC):"
+RABBIT_TROUBLE = r"\[(error|critical|alert|emergency)\]|resource limit alarm set"
+"""An alarm is a warning in the log, and blocks every publisher."""
 OWN_DOING = "terminating autovacuum process due to administrator command"
 """What PostgreSQL logs when a database is dropped in which autovacuum is at work."""
 
@@ -39,6 +43,7 @@ AMQP_TIMEOUT_S = 30.0
 QUIET_CPU_SHARE = 0.05
 QUIET_WINDOW_S = 0.3
 QUIET_TIMEOUT_S = 60.0
+SENT_LOOK_S, SENT_TIMEOUT_S = 0.1, 90.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,44 +107,55 @@ class Rig:
         return self._backlogs[load]
 
     def _fill(self, load: Load) -> Backlog:
+        def sql(statement: str) -> str:
+            return self.sql(statement, load.template, load.rows)
+
         self._copy(EMPTY, load.template)
-        self.sql(load.fill(), load.template)
-        self.sql("vacuum analyze outbox", load.template)
-        listing = self.sql("select id, aggregate_id from outbox order by seq", load.template)
-        pairs = [line.split("|") for line in listing.splitlines()]
+        sql(load.fill())
+        sql("vacuum analyze outbox")
+        numbered = int(sql(f"select count(*) from outbox where id = {ROW_ID.format(n='seq')}"))
+        keys = [sys.intern(key) for key in sql("select aggregate_id from outbox order by seq").splitlines()]
         body = self.directory / f"{load.template}.body"
-        body.write_text(self.sql("select payload from outbox order by seq limit 1", load.template).removesuffix("\n"))
-        if len(pairs) != load.rows or body.stat().st_size != load.body_bytes:
-            raise BenchFailed(f"the fill made {len(pairs)} rows with a body of {body.stat().st_size} bytes")
-        return Backlog([row_id for row_id, _ in pairs], [key for _, key in pairs], body)
+        body.write_text(sql("select payload from outbox order by seq limit 1").removesuffix("\n"))
+        if not numbered == len(keys) == load.rows or body.stat().st_size != load.body_bytes:
+            raise BenchFailed(f"the fill made {len(keys)} rows with a body of {body.stat().st_size} bytes")
+        return Backlog(keys, body)
 
-    def sql(self, statement: str, database: str) -> str:
-        return self.postgres.sql(statement, database)
+    def sql(self, statement: str, database: str, rows: int = 0) -> str:
+        """What the statement brings, by `psql`; it goes through so many `rows`, and may take as long as they need."""
+        return self.postgres.sql(statement, database, patience_s(rows))
 
-    def _copy(self, template: str, name: str) -> None:
+    def _copy(self, template: str, name: str, rows: int = 0) -> None:
         # Block by block from 15 on would write it all to the log first; a copy of files is what 14 does anyway.
         by_files = " strategy file_copy" if int(self.sql("show server_version_num", "postgres")) >= 150000 else ""
-        self.sql(f"create database {name} template {template}{by_files}", "postgres")
+        self.sql(f"create database {name} template {template}{by_files}", "postgres", rows)
 
     @contextmanager
     def fresh_database(self, load: Load | None = None) -> Iterator[str]:
         """A copy of a load's template (None: an outbox without rows), checkpointed; yields its name, drops it afterwards."""
-        if load is not None:
-            self.backlog(load)
+        template, rows = (EMPTY, 0) if load is None else (load.template, len(self.backlog(load).keys))
         name = f"run_{next(self._numbers)}"
-        self._copy(EMPTY if load is None else load.template, name)
-        self.sql("checkpoint", "postgres")
+        self._copy(template, name, rows)
+        self.sql("checkpoint", "postgres", rows)
         try:
             yield name
         finally:
             self.postgres.drop_database(name)
 
-    def count(self, database: str) -> tuple[int, int]:
-        """How many rows the table holds, and how many of them are not marked sent."""
+    def count(self, database: str, rows: int = 0) -> tuple[int, int]:
+        """How many rows the table holds (about `rows` it had), and how many of them are not marked sent."""
         total, pending = self.sql(
-            "select count(*), count(*) filter (where sent_at is null) from outbox", database
+            "select count(*), count(*) filter (where sent_at is null) from outbox", database, rows
         ).split("|")
         return int(total), int(pending)
+
+    def wait_until_sent(self, database: str, left: int = 0) -> None:
+        """Wait until no more than `left` rows are still to be sent. Raises BenchFailed."""
+        deadline = time.monotonic() + SENT_TIMEOUT_S
+        while (pending := self.count(database)[1]) > left:
+            if time.monotonic() > deadline:
+                raise BenchFailed(f"{pending} rows were still not sent after {SENT_TIMEOUT_S:.0f} s")
+            time.sleep(SENT_LOOK_S)
 
     def wal_bytes(self) -> int:
         """Bytes of write-ahead log written so far."""
@@ -242,23 +258,25 @@ class Rig:
             before, since = now, at
         raise BenchFailed(f"the servers did not become quiet within {QUIET_TIMEOUT_S:.0f} s")
 
-    def complaints(self) -> list[str]:
-        """The errors that the servers have logged since the last call."""
-        pattern = re.compile(r"\b(ERROR|FATAL|PANIC):|\[(error|critical|alert|emergency)\]")
-        found: list[str] = []
-        for log in (self.postgres.log, self.rabbit.directory / "log" / "rabbit.log"):
-            text = log.read_text(errors="replace")
-            fresh = text[self._log_marks.get(log, 0) :]
-            self._log_marks[log] = len(text)
-            # A client that closes its connection at once after its channel: RabbitMQ's supervisor of channels reports that.
-            closing = re.findall(r"supervisor: {(<[\d.]+>),rabbit_channel_sup_sup}", fresh)
-            harmless = (OWN_DOING, *closing)
-            found += [
-                line.strip()
-                for line in fresh.splitlines()
-                if pattern.search(line) and not any(each in line for each in harmless)
-            ]
-        return found
+    def complaints(self, *, of_broker: bool = True) -> list[str]:
+        """The errors that the servers have logged since the last call; not the broker's where it was told to end."""
+        postgres, rabbit = self._logged(self.postgres.log), self._logged(self.rabbit.directory / "log" / "rabbit.log")
+        # A client that closes its connection at once after its channel: RabbitMQ's supervisor of channels reports that.
+        closing = re.findall(r"supervisor: {(<[\d.]+>),rabbit_channel_sup_sup}", rabbit)
+        found = _matching(postgres, POSTGRES_TROUBLE, [OWN_DOING])
+        return found + (_matching(rabbit, RABBIT_TROUBLE, closing) if of_broker else [])
+
+    def _logged(self, log: Path) -> str:
+        """What was logged there since the last call."""
+        text = log.read_text(errors="replace")
+        fresh = text[self._log_marks.get(log, 0) :]
+        self._log_marks[log] = len(text)
+        return fresh
+
+
+def _matching(text: str, pattern: str, harmless: Sequence[str]) -> list[str]:
+    lines = [line.strip() for line in text.splitlines() if re.search(pattern, line)]
+    return [line for line in lines if not any(each in line for each in harmless)]
 
 
 def shape_of(message: aio_pika.abc.AbstractIncomingMessage) -> dict[str, Any]:

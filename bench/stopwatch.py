@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -36,6 +36,17 @@ def read_times(path: Path) -> Times:
     for message_id, at in document["confirmed"]:
         confirmed.setdefault(message_id, at)
     return Times([(at, seconds, rows) for at, seconds, rows in document["reads"]], confirmed)
+
+
+def together(times: Iterable[Times]) -> Times:
+    """Of several relays of one outbox."""
+    reads: list[tuple[float, float, int]] = []
+    confirmed: dict[str, float] = {}
+    for each in times:
+        reads += each.reads
+        for message_id, at in each.confirmed.items():
+            confirmed[message_id] = min(at, confirmed.get(message_id, at))
+    return Times(reads, confirmed)
 
 
 def main(arguments: Sequence[str]) -> int:

@@ -33,12 +33,13 @@ def insert(table: str, prefix: str, rows: int) -> str:
     """A pgbench script: `rows` rows in one commit, with ids that say which writer's which commit it was."""
     row_id = f"'{prefix}-' || :client_id || '-' || :n"
     columns = "(id, event_type, aggregate_type, aggregate_id, payload)"
-    key = f"'c-' || (hashint4(i) & 2147483647) % {KEYS}"
+    # Drawn for each row: the rows of one commit, and those of the next, are of other keys.
+    row = f"'{EVENT_TYPE}', 'customer', 'c-' || floor(random() * {KEYS})::int, '{PAYLOAD}'"
     if rows == 1:
-        values = f"values ({row_id}, '{EVENT_TYPE}', 'customer', 'c-' || :key, '{PAYLOAD}')"
+        values = f"values ({row_id}, {row})"
     else:
-        values = f"select {row_id} || '-' || i, '{EVENT_TYPE}', 'customer', {key}, '{PAYLOAD}' from generate_series(1, {rows}) i"
-    return f"\\set n :n + 1\n\\set key random(1, {KEYS})\ninsert into {table} {columns} {values};\n"
+        values = f"select {row_id} || '-' || i, {row} from generate_series(1, {rows}) i"
+    return f"\\set n :n + 1\ninsert into {table} {columns} {values};\n"
 
 
 def write_at(rig: Rig, database: str, prefix: str, commits_per_s: float, seconds: int, rows: int = 1) -> list[Commit]:

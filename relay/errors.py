@@ -30,6 +30,12 @@ class RelayError(Exception):
         return str(self.args[0])
 
 
+def explaining(failures: BaseExceptionGroup[BaseException]) -> BaseException:
+    """The failure of a group that explains: ours before the libraries'."""
+    leaves = [explaining(leaf) if isinstance(leaf, BaseExceptionGroup) else leaf for leaf in failures.exceptions]
+    return next((leaf for leaf in leaves if isinstance(leaf, RelayError)), leaves[0])
+
+
 class UsageError(RelayError):
     """A command was called in a way that it does not understand."""
 

@@ -17,7 +17,7 @@ TIMEOUT_S: Final = 1.0
 BYTES_MAX: Final = 4 * 1024 * 1024
 """A relay's page has some 30 KiB; whatever else answers there is not read to its end."""
 
-_OPENER: Final = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+OPENER: Final = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 """A relay stands beside its operator: no proxy of the environment's is asked for it."""
 
 _ANYWHERE: Final = {"0.0.0.0": "127.0.0.1", "::": "::1", "": "127.0.0.1"}
@@ -57,7 +57,7 @@ def metrics_url(listen: ListenAddress | None) -> str | None:
 def scrape(url: str) -> Scrape | None:
     """Ask; blocks for a second at most a step. None where no relay answers."""
     try:
-        with _OPENER.open(url, timeout=TIMEOUT_S) as answer:
+        with OPENER.open(url, timeout=TIMEOUT_S) as answer:
             text = answer.read(BYTES_MAX).decode(errors="replace")
         at = time.monotonic()
         samples = {

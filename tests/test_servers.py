@@ -34,6 +34,13 @@ def is_alive(pid: int) -> bool:
         return False
 
 
+def test_a_statement_may_take_as_long_as_its_caller_says(postgres: PostgresServer) -> None:
+    """Ten million rows take longer to fill in than a server to start, which was the bound of both."""
+    with pytest.raises(ServerFailed, match=r"psql gave no answer in 0\.2 s"):
+        postgres.sql("select pg_sleep(2)", timeout_s=0.2)
+    assert postgres.sql("select 1", timeout_s=30.0) == "1\n"
+
+
 def test_ports_are_in_the_projects_range_and_never_handed_out_twice() -> None:
     ports = [free_port() for _ in range(50)]
     assert len(set(ports)) == 50

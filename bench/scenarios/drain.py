@@ -18,7 +18,7 @@ from bench.rig import Rig
 from bench.step import Form, Run, Step
 
 WINDOWS: Final = (200, 1_000, 5_000)
-RELAY_STEP_S, C_STEP_S = 2.5, 0.8
+RELAY_STEP_S, C_STEP_S = 1.8, 0.8
 """What a step costs beside its messages: copying the database, starting and stopping the relay, waiting for quiet."""
 
 

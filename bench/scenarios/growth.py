@@ -24,6 +24,7 @@ from bench.load import EVENT_TYPE
 from bench.proof import expect_no_complaints
 from bench.rig import Rig
 from bench.step import Form, Run, Step
+from bench.transaction import open_transaction
 from bench.watched import Watched, watching
 from bench.writing import Commit, write_at
 
@@ -54,20 +55,37 @@ class Probe:
 
 
 def steps(form: Form) -> Sequence[Step]:
-    rows, seconds = form.rows(100_000, 1_000_000), form.seconds(4, 20)
+    rows, seconds = form.rows(100_000), form.seconds(4, 20)
+    many = form.rows(1_000_000)
     open_s = form.seconds(OPEN_WRITER_S, 120)
     is_once = not form.is_long
-    probes_s = 5.0 + seconds
-    return [
-        Step("growth", "sent", 4.0 + probes_s, lambda rig: _sent(rig, rows, seconds), is_once),
+    probes_s = 3.0 + seconds
+    steps = [
+        Step("growth", "sent", 4.0 + probes_s, lambda rig: _sent(rig, "sent", rows, seconds), is_once),
+        Step("growth", "two relays", 7.0 + probes_s, lambda rig: two_relays(rig, rows, seconds), is_once),
         Step("growth", "aside", 15.0 + probes_s, lambda rig: _aside(rig, rows, seconds), is_once),
         Step("growth", "old snapshot", 4.0 + probes_s, lambda rig: _old_snapshot(rig, rows, seconds), is_once),
         Step("growth", "open writer", open_s + probes_s, lambda rig: open_writer(rig, open_s, seconds), is_once),
     ]
+    if form.is_long:
+        steps.append(
+            Step("growth", "many sent", 40.0 + probes_s, lambda rig: _sent(rig, "many sent", many, seconds), is_once)
+        )
+    return steps
 
 
-def _sent(rig: Rig, rows: int, seconds: int) -> Sequence[Run]:
+def _sent(rig: Rig, variant: str, rows: int, seconds: int) -> Sequence[Run]:
     """Rows that the same relay has sent and marked."""
+    return _compared(rig, variant, rows, seconds, _sends(rows))
+
+
+def two_relays(rig: Rig, rows: int, seconds: int) -> Sequence[Run]:
+    """Rows that two relays have sent and marked, each those of its shards; against two on an empty table."""
+    return _compared(rig, "two relays", rows, seconds, _sends(rows), relays=2)
+
+
+def _sends(rows: int) -> Condition:
+    """So many rows are inserted, sent and marked."""
 
     @contextmanager
     def condition(rig: Rig, database: str, watched: Watched) -> Iterator[None]:
@@ -75,7 +93,7 @@ def _sent(rig: Rig, rows: int, seconds: int) -> Sequence[Run]:
         watched.wait_until_settled(rows)
         yield
 
-    return _compared(rig, "sent", rows, seconds, condition)
+    return condition
 
 
 def _aside(rig: Rig, rows: int, seconds: int) -> Sequence[Run]:
@@ -88,9 +106,9 @@ def _aside(rig: Rig, rows: int, seconds: int) -> Sequence[Run]:
             ("deferred", "'d-' || i", "now() + interval '1 day'", "null"),
         ):
             values = {"aside": aside, "key": key, "due_at": due_at, "parked_at": parked_at}
-            rig.sql(ASIDE.format(event_type=EVENT_TYPE, rows=rows, **values), database)
-        rig.sql("vacuum analyze outbox", database)
-        rig.sql("checkpoint", database)
+            rig.sql(ASIDE.format(event_type=EVENT_TYPE, rows=rows, **values), database, rows)
+        rig.sql("vacuum analyze outbox", database, rows)
+        rig.sql("checkpoint", database, rows)
 
     return _compared(rig, "aside", rows, seconds, _walked, fill=fill)
 
@@ -100,10 +118,10 @@ def _old_snapshot(rig: Rig, rows: int, seconds: int) -> Sequence[Run]:
 
     @contextmanager
     def condition(rig: Rig, database: str, watched: Watched) -> Iterator[None]:
-        url = rig.postgres.url(database)
-        with _open_transaction(url, "repeatable_read", "select count(*) from outbox"):
-            asyncio.run(_insert(url, rows))
-            watched.wait_until_settled(rows)
+        snapshot = open_transaction(
+            rig.postgres.url(database), "select count(*) from outbox", isolation="repeatable_read"
+        )
+        with snapshot, _sends(rows)(rig, database, watched):
             yield
 
     return _compared(rig, "old snapshot", rows, seconds, condition, {"RELAY_SENT_ROWS": "delete"})
@@ -115,7 +133,7 @@ def open_writer(rig: Rig, open_s: int, seconds: int) -> Sequence[Run]:
     @contextmanager
     def condition(rig: Rig, database: str, watched: Watched) -> Iterator[None]:
         statement = f"insert into outbox (event_type, payload) values ('{EVENT_TYPE}', '1')"
-        with _open_transaction(rig.postgres.url(database), "read_committed", statement):
+        with open_transaction(rig.postgres.url(database), statement):
             _probe(rig, database, watched, "w", max(1, open_s - seconds))
             yield
 
@@ -125,7 +143,7 @@ def open_writer(rig: Rig, open_s: int, seconds: int) -> Sequence[Run]:
 @contextmanager
 def _walked(rig: Rig, database: str, watched: Watched) -> Iterator[None]:
     """The relay has found out which keys are held, as it does after it has taken the shards up."""
-    watched.relay.wait_until_logged("held_keys_known", WALK_TIMEOUT_S)
+    watched.relays[0].wait_until_logged("held_keys_known", WALK_TIMEOUT_S)
     yield
 
 
@@ -138,14 +156,15 @@ def _compared(
     settings: dict[str, str] | None = None,
     *,
     fill: Callable[[str], None] | None = None,
+    relays: int = 1,
 ) -> Sequence[Run]:
     with rig.fresh_database() as plain, rig.fresh_database() as loaded, rig.fresh_queue():
         if fill is not None:
             fill(loaded)
         rig.wait_until_quiet()
         with (
-            watching(rig, plain, settings, consumes=False) as empty,
-            watching(rig, loaded, settings, consumes=False) as full,
+            watching(rig, plain, settings, consumes=False, relays=relays) as empty,
+            watching(rig, loaded, settings, consumes=False, relays=relays) as full,
             condition(rig, loaded, full),
             ThreadPoolExecutor() as both,
         ):
@@ -158,6 +177,7 @@ def _compared(
         {
             "variant": variant,
             "rows": rows,
+            "relays": relays,
             "reads": [len(before), len(after)],
             "read_ms_without": round(statistics.median(before) * 1e3, 3),
             "read_ms": round(statistics.median(after) * 1e3, 3),
@@ -190,19 +210,3 @@ async def _insert(url: str, rows: int) -> None:
             await connection.execute(INSERT, EVENT_TYPE, min(10_000, rows - first))
     finally:
         await connection.close(timeout=5.0)
-
-
-@contextmanager
-def _open_transaction(url: str, isolation: str, statement: str) -> Iterator[None]:
-    """A transaction that has run this statement is open during the block, and rolled back after it."""
-    loop = asyncio.new_event_loop()
-    try:
-        connection = loop.run_until_complete(asyncpg.connect(url, timeout=10.0, command_timeout=SQL_TIMEOUT_S))
-        transaction = connection.transaction(isolation=isolation)
-        loop.run_until_complete(transaction.start())
-        loop.run_until_complete(connection.execute(statement))
-        yield
-        loop.run_until_complete(transaction.rollback())
-        loop.run_until_complete(connection.close(timeout=5.0))
-    finally:
-        loop.close()

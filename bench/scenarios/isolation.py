@@ -82,9 +82,9 @@ def poison(rig: Rig, rows: int) -> Sequence[Run]:
                 behind.append(asyncio.run(_good_row(url, f"behind-{turn}", (POISON, f"poison-{turn}-", rows))))
                 watched.wait_until_settled(1)
                 deadline = time.monotonic() + RETURNED_TIMEOUT_S
-                while (watched.relay.metrics() or {}).get(_DEFERRED, 0.0) < rows * turn:
+                while watched.total(_DEFERRED) < rows * turn:
                     if time.monotonic() > deadline:
-                        raise watched.relay.failed(f"{rows * turn} rows at fault were not all set aside")
+                        raise watched.relays[0].failed(f"{rows * turn} rows at fault were not all set aside")
                     time.sleep(0.05)
     expect_no_complaints(rig)
     times = watched.times.confirmed

@@ -5,24 +5,24 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final
 
-from bench import naive, native
+from bench import naive
 from bench.children import run_module
 from bench.errors import BenchFailed
 from bench.load import Load
 from bench.procfs import us_per_message
-from bench.proof import check_queue, expect_no_complaints
-from bench.rig import QUEUE, Rig
+from bench.proof import expect_no_complaints, prove_queue
+from bench.rig import Rig
 from bench.step import Form, Run, Step
 
 TIMEOUT_S: Final = 600.0
 
 
 def steps(form: Form) -> Sequence[Step]:
-    load = Load(form.rows(6_000, 60_000))
+    load = Load(form.rows(30_000, 60_000))
     rows = {"one": form.rows(1_000, 6_000), "gathered": load.rows}
     return [
-        Step("peers", variant, 3.0 + many / rate, lambda rig, v=variant, n=many: _measure(rig, load, v, n))  # type: ignore[misc]
-        for (variant, many), rate in zip(rows.items(), (500, 3_000), strict=True)
+        Step("peers", variant, 2.0 + many / rate, lambda rig, v=variant, n=many: _measure(rig, load, v, n))  # type: ignore[misc]
+        for (variant, many), rate in zip(rows.items(), (1_000, 5_000), strict=True)
     ]
 
 
@@ -40,28 +40,23 @@ def _measure(rig: Rig, load: Load, variant: str, rows: int) -> Sequence[Run]:
             RELAY_AMQP_URL=rig.amqp_url,
         )
         used = rig.cpu() - before
-        pending = rig.count(database)[1]
+        pending = rig.count(database, load.rows)[1]
         if pending != load.rows - rows:
             raise BenchFailed(f"{pending} rows are pending where {load.rows - rows} should be")
-        first = rig.take_first()
-        copies = first.held - rows
-        if native.is_available():
-            delivered = [first.message_id, *native.collect(rig.amqp_url, QUEUE)]
-            copies = check_queue(rig.backlog(load), delivered, rows)
+        proof = prove_queue(rig, load, rows)
     expect_no_complaints(rig)
     return [
         {
             "variant": variant,
             "messages": rows,
-            "body_bytes": first.shape["body_bytes"],
+            "body_bytes": load.body_bytes,
             "seconds": round(line["seconds"], 6),
             "msgs_per_s": round(rows / line["seconds"], 1),
-            "copies": copies,
             "cpu_us_per_msg": {
                 "publisher": us_per_message(line["cpu_s"], rows),
                 "postgres": us_per_message(used.postgres_s, rows),
                 "rabbitmq": us_per_message(used.rabbitmq_s, rows),
             },
-            "shape": first.shape,
+            **proof,
         }
     ]

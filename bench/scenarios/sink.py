@@ -15,13 +15,15 @@ from relay.servers import LOOPBACK, free_port
 
 WINDOW: Final = 2_000
 TIMEOUT_S: Final = 150.0
+ROWS: Final = 200_000
+"""More than a second's, where no broker limits."""
 
 
 def steps(form: Form) -> Sequence[Step]:
-    load = Load(form.rows(60_000))
+    load = Load(form.rows(ROWS))
     return [
-        Step("sink", "relay", 7.0, lambda rig: _relay(rig, load), is_once=not form.is_long),
-        Step("sink", "encoder", 4.0, lambda rig: _encoder(form.rows(60_000)), is_once=not form.is_long),
+        Step("sink", "relay", 13.0, lambda rig: _relay(rig, load), is_once=not form.is_long),
+        Step("sink", "encoder", 6.0, lambda rig: _encoder(load.rows), is_once=not form.is_long),
     ]
 
 

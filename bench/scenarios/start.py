@@ -16,7 +16,7 @@ IDLE_S: Final = 2.0
 
 
 def steps(form: Form) -> Sequence[Step]:
-    return [Step("start", "idle", 4.0 + IDLE_S, _measure)]
+    return [Step("start", "idle", 2.5 + IDLE_S, _measure)]
 
 
 def _measure(rig: Rig) -> Sequence[Run]:

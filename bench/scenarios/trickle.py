@@ -40,10 +40,12 @@ def trickle(rig: Rig, plan: Sequence[tuple[int, int, int]]) -> Sequence[Run]:
         rig.wait_until_quiet()
         with watching(rig, database) as watched:
             for rate, rows, seconds in plan:
-                before, since = rig.cpu(watched.relay.pid), time.monotonic()
+                before, since = rig.cpu(watched.relays[0].pid), time.monotonic()
                 commits = write_at(rig, database, f"r{rate}", rate / rows, seconds, rows)
                 watched.wait_until_settled(len(commits) * rows)
-                measured.append((rate, rows, commits, rig.cpu(watched.relay.pid) - before, time.monotonic() - since))
+                measured.append(
+                    (rate, rows, commits, rig.cpu(watched.relays[0].pid) - before, time.monotonic() - since)
+                )
     expect_no_complaints(rig)
     runs = []
     for rate, rows, commits, used, took_s in measured:

@@ -77,6 +77,7 @@ def _busy(rig: Rig, seconds: int) -> Sequence[Run]:
         with Relay(rig, database) as relay:
             relay.wait_until_ready()
             for rows in (1, BATCH_ROWS):
+                rig.wait_until_sent(database)
                 plain = commits_per_s(rig, database, "plain_outbox", 8, seconds, rows)
                 ours = commits_per_s(rig, database, "outbox", 8, seconds, rows)
                 runs.append(

@@ -3,7 +3,7 @@
     plan -> own table, exchange, queue -> relay run -> backlog drained -> rows at a rate, consumed -> figures -> all gone
 
 The relay is `relay run` as configured but for table, route and port: its settings are what is measured. Everything is taken
-away at the end, also on Ctrl-C and SIGTERM.
+away at the end, also on Ctrl-C, SIGTERM and SIGHUP.
 """
 
 from __future__ import annotations
@@ -17,7 +17,8 @@ from typing import Final
 from relay import __version__
 from relay.benchmark.figures import Drain, Outcome, Plan, Trickle
 from relay.benchmark.ground import Ground, prepared
-from relay.benchmark.load import Written, consuming, fill, trickle
+from relay.benchmark.load import Written, consuming, filled, trickle
+from relay.benchmark.looks import LOOK_MIN_S, disturbance, pause_s, published
 from relay.config import Config
 from relay.demo.process import RelayProcess
 from relay.errors import CheckFailed
@@ -27,9 +28,6 @@ __all__ = ["Outcome", "Plan", "run"]
 
 STALL_S: Final = 30.0
 """No row settled, or none arrived, for so long: it will not end."""
-
-LOOK_MIN_S, LOOK_MAX_S = 0.01, 0.25
-"""Between two looks at the relay's metrics; a look costs it about 2 ms of CPU."""
 
 Say = Callable[[str], None]
 
@@ -54,8 +52,9 @@ async def run(config: Config, environ: Mapping[str, str], plan: Plan, step: Say,
 
 
 def _settings(environ: Mapping[str, str], ground: Ground) -> dict[str, str]:
-    """The caller's settings, and the driver's own variables; then what makes the relay this benchmark's."""
-    kept = {name: value for name, value in environ.items() if name.startswith(("RELAY_", "PG", "SSL_CERT"))}
+    """The caller's settings, and what the driver goes by (`.pgpass` is in HOME); then what makes the relay this benchmark's."""
+    families = ("RELAY_", "PG", "SSL_CERT")
+    kept = {name: value for name, value in environ.items() if name == "HOME" or name.startswith(families)}
     own = {
         "RELAY_TABLE": ground.table.quoted,
         "RELAY_EXCHANGE": ground.queue,
@@ -68,10 +67,13 @@ def _settings(environ: Mapping[str, str], ground: Ground) -> dict[str, str]:
 
 async def _measure(config: Config, ground: Ground, relay: RelayProcess, plan: Plan, step: Say, gauge: Say) -> Outcome:
     step(f"writing {plan.rows:,} rows")
-    before = await relay.metrics()
-    began = await fill(ground, plan)
-    step("draining them")
-    ended, after = await _drained(relay, plan.rows, gauge)
+    async with ground.kept():
+        async with filled(ground, plan):
+            before = await relay.metrics()
+            began = asyncio.get_running_loop().time()
+        step("draining them")
+        ended, after = await _drained(relay, plan.rows, gauge)
+    _expect_undisturbed(before, after, plan.rows)
     drain = Drain(
         rows=plan.rows,
         seconds=ended - began,
@@ -85,6 +87,7 @@ async def _measure(config: Config, ground: Ground, relay: RelayProcess, plan: Pl
         in_flight_max=config.max_in_flight,
         database_rtt_s=await ground.database_round_trip_s(),
         broker_rtt_s=await ground.broker_round_trip_s(),
+        is_direct=await ground.is_direct(),
     )
     await ground.empty_queue()
     step(f"{plan.rate_per_s} rows a second for {plan.seconds} s")
@@ -93,6 +96,7 @@ async def _measure(config: Config, ground: Ground, relay: RelayProcess, plan: Pl
         written = await trickle(ground, config, plan)
         await _arrived(relay, arrived, written)
     after = await relay.metrics()
+    _expect_undisturbed(before, after, len(written))
     cpu_s = _difference(before, after, "process_cpu_seconds_total")
     return Outcome(plan, __version__, drain, _trickle(plan, written, arrived, cpu_s))
 
@@ -100,21 +104,23 @@ async def _measure(config: Config, ground: Ground, relay: RelayProcess, plan: Pl
 async def _drained(relay: RelayProcess, rows: int, gauge: Say) -> tuple[float, Mapping[str, float]]:
     """When the last row was settled, and the metrics then. Raises CheckFailed, RelayFailed."""
     loop = asyncio.get_running_loop()
-    began = progressed_at = loop.time()
-    sent, pause_s = 0.0, LOOK_MIN_S
+    began = looked_at = progressed_at = loop.time()
+    sent, pause = 0, LOOK_MIN_S
     while True:
-        await asyncio.sleep(pause_s)
+        await asyncio.sleep(pause)
         relay.expect_alive()
         found, now = await relay.metrics(), loop.time()
-        if found.get("relay_rows_sent_total", 0.0) > sent:
-            sent, progressed_at = found["relay_rows_sent_total"], now
+        gained = int(found.get("relay_rows_sent_total", sent)) - sent
+        if gained:
+            progressed_at = now
+        sent += gained
         gauge(f"        {sent:,.0f} of {rows:,} rows sent")
         if sent >= rows:
             return now, found
         if now - progressed_at > STALL_S:
             raise CheckFailed(f"no row was sent for {STALL_S:.0f} s; {sent:,.0f} of {rows:,} are", hint=_hint(found))
-        left_s = (rows - sent) / sent * (now - began) if sent else 0.0
-        pause_s = min(LOOK_MAX_S, max(LOOK_MIN_S, left_s / 2))
+        pause = pause_s(rows - sent, gained, now - looked_at, now - began)
+        looked_at = now
 
 
 async def _arrived(relay: RelayProcess, arrived: Mapping[str, float], written: list[Written]) -> None:
@@ -142,6 +148,13 @@ def _trickle(plan: Plan, written: list[Written], arrived: Mapping[str, float], c
         from_due_s=[max(0.0, arrived[row.id] - row.due_at) for row in written],
         cpu_s=cpu_s,
     )
+
+
+def _expect_undisturbed(before: Mapping[str, float], after: Mapping[str, float], rows: int) -> None:
+    """Raises CheckFailed: what was published twice, returned, nacked or lost makes no figure."""
+    earlier = published(before)
+    if found := disturbance({name: count - earlier.get(name, 0) for name, count in published(after).items()}, rows):
+        raise CheckFailed(found, hint="run it again when both servers are well")
 
 
 def _difference(before: Mapping[str, float], after: Mapping[str, float], name: str) -> float | None:

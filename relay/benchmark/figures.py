@@ -17,6 +17,12 @@ RATE_HOLDS: Final = 0.3
 TRAVELS: Final = 0.5
 """Share of an answer's time that is its way: above, a faster server would not help."""
 
+ROUND_TRIPS: Final = {("reading", True): 1, ("settling", True): 4, ("reading", False): 4, ("settling", False): 6}
+"""Of one read, and of one settlement of sent rows (relay/sessions.py, relay/settling.py), directly or through a proxy: BEGIN, fence,
+rows and COMMIT; a direct read is one statement by itself. Through a proxy each statement is asked about before it is run."""
+
+P99_9_VALUES_MIN: Final = 1_000
+
 
 class Limit(StrEnum):
     """What a drain waited for."""
@@ -32,6 +38,7 @@ class Drain:
     """A backlog's way out. Times in seconds, summed over the drain; `*_calls` how many they were.
 
     `rate_s`: how long RELAY_MAX_RATE held publishing back. `database_rtt_s` and `broker_rtt_s`: an empty question's answer.
+    `is_direct`: no pooling proxy stands before PostgreSQL.
     """
 
     rows: int
@@ -46,6 +53,7 @@ class Drain:
     in_flight_max: int
     database_rtt_s: float
     broker_rtt_s: float
+    is_direct: bool
 
     @property
     def messages_per_s(self) -> float:
@@ -100,8 +108,10 @@ def percentile(values: Sequence[float], share: float) -> float:
 
 
 def percentiles_ms(seconds: Sequence[float]) -> dict[str, float]:
-    """p50, p99, p99.9 and the largest, in milliseconds."""
+    """p50, p99 and the largest, in milliseconds; p99.9 of a thousand values or more, for of fewer it is the largest."""
     shares = {"p50_ms": 0.5, "p99_ms": 0.99, "p99_9_ms": 0.999, "max_ms": 1.0}
+    if len(seconds) < P99_9_VALUES_MIN:
+        del shares["p99_9_ms"]
     return {name: round(percentile(seconds, share) * 1e3, 3) for name, share in shares.items()}
 
 
@@ -117,9 +127,10 @@ def limit_of(drain: Drain) -> tuple[Limit, str]:
         what, share = ("reading", read_share) if read_share >= settle_share else ("settling", settle_share)
         calls = drain.read_calls if what == "reading" else drain.settle_calls
         mean_s = share * drain.seconds / max(1, calls)
-        if drain.database_rtt_s / mean_s >= TRAVELS:
+        way_s = ROUND_TRIPS[what, drain.is_direct] * drain.database_rtt_s
+        if way_s / mean_s >= TRAVELS:
             return Limit.NETWORK, (
-                f"{what} waited for PostgreSQL {share:.0%} of the time, and {_ms(drain.database_rtt_s)} of the "
+                f"{what} waited for PostgreSQL {share:.0%} of the time, and {_ms(way_s)} of the "
                 f"{_ms(mean_s)} a transaction takes are the way there and back"
             )
         return Limit.DATABASE, f"{what} waited for PostgreSQL {share:.0%} of the time, {_ms(mean_s)} a transaction"
@@ -136,7 +147,7 @@ def limit_of(drain: Drain) -> tuple[Limit, str]:
 
 
 def document(outcome: Outcome) -> dict[str, object]:
-    """The JSON document; its keys are stable."""
+    """The JSON document; its keys are stable, `p99_9_ms` is there from a thousand rows on."""
     plan, drain, trickle = outcome.plan, outcome.drain, outcome.trickle
     limit, reading = limit_of(drain)
     return {
@@ -186,7 +197,8 @@ def lines(outcome: Outcome) -> list[tuple[str, str]]:
 
 
 def _words(found: Mapping[str, float]) -> str:
-    return f"p50 {found['p50_ms']:.1f} ms, p99 {found['p99_ms']:.1f} ms, p99.9 {found['p99_9_ms']:.1f} ms"
+    shown = {"p50_ms": "p50", "p99_ms": "p99", "p99_9_ms": "p99.9"}
+    return ", ".join(f"{word} {found[name]:.1f} ms" for name, word in shown.items() if name in found)
 
 
 def _us(cpu_s: float | None, rows: int) -> float | None:

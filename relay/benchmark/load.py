@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass
 from typing import Final
 
@@ -14,10 +14,14 @@ from relay.benchmark.figures import Plan
 from relay.benchmark.ground import ANSWER_TIMEOUT_S, Ground, answered
 from relay.config import Config
 from relay.database import close, connect, mapped_errors
+from relay.errors import explaining
 
 WRITERS: Final = 4
 ROWS_PER_STATEMENT: Final = 5_000
 FILL_TIMEOUT_S: Final = 600.0
+
+Insert = Callable[[str, str], Awaitable[None]]
+"""Of one row, by its id and key, in a commit of its own. Raises DatabaseRefused, DatabaseLost."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,18 +33,18 @@ class Written:
     committed_at: float
 
 
-async def fill(ground: Ground, plan: Plan) -> float:
-    """The whole backlog in one commit: nothing of it is seen before all of it is. When the commit began."""
-    text, loop = ground.sql("fill"), asyncio.get_running_loop()
+@contextlib.asynccontextmanager
+async def filled(ground: Ground, plan: Plan) -> AsyncIterator[None]:
+    """The whole backlog in one transaction, which ends with the block: nothing of it is seen before all of it is. Rolled back
+    where it is cut short. Raises DatabaseRefused, DatabaseLost.
+    """
+    text = ground.sql("fill")
     with mapped_errors():
-        transaction = ground.database.transaction()
-        await transaction.start()
-        for first in range(0, plan.rows, ROWS_PER_STATEMENT):
-            rows = min(ROWS_PER_STATEMENT, plan.rows - first)
-            await ground.database.execute(text, rows, plan.keys, plan.payload_bytes, timeout=FILL_TIMEOUT_S)
-        began = loop.time()
-        await transaction.commit()
-    return began
+        async with ground.database.transaction():
+            for first in range(1, plan.rows + 1, ROWS_PER_STATEMENT):
+                last = min(first + ROWS_PER_STATEMENT - 1, plan.rows)
+                await ground.database.execute(text, first, last, plan.keys, plan.payload_bytes, timeout=FILL_TIMEOUT_S)
+            yield
 
 
 async def trickle(ground: Ground, config: Config, plan: Plan) -> list[Written]:
@@ -51,21 +55,13 @@ async def trickle(ground: Ground, config: Config, plan: Plan) -> list[Written]:
     count = plan.rate_per_s * plan.seconds
     due: asyncio.Queue[tuple[int, float] | None] = asyncio.Queue()
     written: list[Written] = []
-    text = ground.sql("insert")
 
-    async def write() -> None:
-        connection = await connect(config.database(), application_name="outbox-relay bench writer")
-        try:
-            while (next_one := await due.get()) is not None:
-                number, due_at = next_one
-                row_id = f"{ground.queue}-{number}"
-                with mapped_errors():
-                    await connection.execute(
-                        text, row_id, str(number % plan.keys), plan.payload_bytes, timeout=ANSWER_TIMEOUT_S
-                    )
-                written.append(Written(row_id, due_at, loop.time()))
-        finally:
-            await close(connection)
+    async def write(insert: Insert) -> None:
+        while (next_one := await due.get()) is not None:
+            number, due_at = next_one
+            row_id = f"{ground.queue}-{number}"
+            await insert(row_id, str(number % plan.keys))
+            written.append(Written(row_id, due_at, loop.time()))
 
     async def schedule() -> None:
         began = loop.time()
@@ -76,11 +72,38 @@ async def trickle(ground: Ground, config: Config, plan: Plan) -> list[Written]:
         for _ in range(WRITERS):
             due.put_nowait(None)
 
-    async with asyncio.TaskGroup() as group:
-        for _ in range(WRITERS):
-            group.create_task(write())
-        group.create_task(schedule())
+    async with contextlib.AsyncExitStack() as stack:
+        # All of them before the first row is due: how long it takes to connect is no row's latency.
+        inserts = [await stack.enter_async_context(_writer(ground, config, plan)) for _ in range(WRITERS)]
+        try:
+            async with asyncio.TaskGroup() as group:
+                for insert in inserts:
+                    group.create_task(write(insert))
+                group.create_task(schedule())
+        except BaseExceptionGroup as failures:
+            raise explaining(failures) from failures
     return written
+
+
+@contextlib.asynccontextmanager
+async def _writer(ground: Ground, config: Config, plan: Plan) -> AsyncIterator[Insert]:
+    """A session of its own that has inserted before: what it compiles at its first insert is no row's latency either."""
+    text = ground.sql("insert")
+    connection = await connect(config.database(), application_name="outbox-relay bench writer")
+
+    async def insert(row_id: str, key: str) -> None:
+        with mapped_errors():
+            await connection.execute(text, row_id, key, plan.payload_bytes, timeout=ANSWER_TIMEOUT_S)
+
+    try:
+        with mapped_errors():
+            transaction = connection.transaction()
+            await transaction.start()
+            await insert(f"{ground.queue}-never", "0")
+            await transaction.rollback()
+        yield insert
+    finally:
+        await close(connection)
 
 
 @contextlib.asynccontextmanager

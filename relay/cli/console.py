@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import signal
 import sys
 import time
 from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
@@ -22,6 +23,8 @@ EXIT_CODES: Final = "Exit codes: 0 done, 1 failed, 2 configuration or usage, 3 s
 OWN_NO: Final = 'the command\'s own "no"'
 NOTHING_MATCHED: Final = "nothing matched"
 CUT_SHORT: Final = "the grace ran out, or a second signal came, with work unsettled"
+
+STOPS: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 Commands: TypeAlias = "argparse._SubParsersAction[Parser]"
 
@@ -161,14 +164,16 @@ def add_command(
 
 
 def wait_for(work: Coroutine[Any, Any, Any]) -> Any:
-    """Run a command's work. SIGTERM interrupts it as SIGINT does, so that it cleans up and says how far it came."""
+    """Run a command's work. Each of `STOPS` interrupts it, so that it cleans up and says how far it came; another one interrupts
+    the cleaning up.
+    """
     import asyncio
-    import signal
 
     async def interruptible() -> Any:
         task = asyncio.current_task()
         assert task is not None, "run by asyncio"
-        asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
+        for number in _heeded():
+            asyncio.get_running_loop().add_signal_handler(number, task.cancel)
         return await work
 
     try:
@@ -178,20 +183,25 @@ def wait_for(work: Coroutine[Any, Any, Any]) -> Any:
 
 
 def stop_signals() -> asyncio.Event:
-    """Set by the first SIGINT or SIGTERM; a second one ends the process."""
+    """Set by the first of `STOPS`; a second one ends the process."""
     import asyncio
-    import signal
 
     loop, stop = asyncio.get_running_loop(), asyncio.Event()
 
     def stop_once() -> None:
         stop.set()
-        for number in (signal.SIGINT, signal.SIGTERM):
+        for number in numbers:
             loop.remove_signal_handler(number)
 
-    for number in (signal.SIGINT, signal.SIGTERM):
+    numbers = _heeded()
+    for number in numbers:
         loop.add_signal_handler(number, stop_once)
     return stop
+
+
+def _heeded() -> list[signal.Signals]:
+    """Those of `STOPS` that this process was not started deaf to (nohup, a shell's background)."""
+    return [number for number in STOPS if signal.getsignal(number) is not signal.SIG_IGN]
 
 
 def print_lines(lines: Iterable[str], console: Console) -> None:

@@ -21,7 +21,7 @@ from typing import Final
 from relay.demo import process, shop, stock
 from relay.demo.process import RelayFailed, RelayProcess
 from relay.demo.verdict import Evidence, Line, Verdict, judge
-from relay.errors import CheckFailed, RelayError
+from relay.errors import CheckFailed, explaining
 from relay.inbox import Outcome
 from relay.servers import PostgresServer, RabbitServer, free_port
 from relay.topology import names
@@ -99,7 +99,7 @@ class _Demo:
                 for task in company:
                     task.cancel()
         except BaseExceptionGroup as failures:
-            raise _first(failures) from failures
+            raise explaining(failures) from failures
         finally:
             await self._relay.close()
         committed, marked_sent = await shop.committed_events(self._orders_url)
@@ -215,9 +215,3 @@ class _Demo:
 
 async def _at_once(value: bool) -> bool:
     return value
-
-
-def _first(failures: BaseExceptionGroup[BaseException]) -> BaseException:
-    """The failure that explains: ours before the libraries'."""
-    leaves = [_first(leaf) if isinstance(leaf, BaseExceptionGroup) else leaf for leaf in failures.exceptions]
-    return next((leaf for leaf in leaves if isinstance(leaf, RelayError)), leaves[0])

@@ -4,23 +4,33 @@ from __future__ import annotations
 
 import asyncio
 import http.client
+import json
 import os
 import signal
 import subprocess
 import sys
-import urllib.request
+import urllib.error
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Final
+from typing import Final, NamedTuple
 
 from relay.errors import RelayError
+from relay.scrape import OPENER
 
 READY_TIMEOUT_S: Final = 30.0
 STOP_TIMEOUT_S: Final = 20.0
+OK: Final = 200
 
 
 class RelayFailed(RelayError):
     """The relay did not come up, or ended by itself; the text ends with the last lines of its log."""
+
+
+class Answer(NamedTuple):
+    """A page of the relay's; `status` is 0 where nobody answered."""
+
+    status: int
+    body: str
 
 
 def environment(settings: Mapping[str, str]) -> dict[str, str]:
@@ -66,7 +76,7 @@ class RelayProcess:
         self._guard: subprocess.Popen[bytes] | None = None
 
     async def start(self) -> None:
-        """Returns when /readyz says 200. Raises RelayFailed."""
+        """Returns when /readyz says 200. Raises RelayFailed, with its reasons and the end of the log where it does not."""
         with self._log.open("ab") as log:
             self._process = await asyncio.create_subprocess_exec(
                 *_program(),
@@ -78,17 +88,24 @@ class RelayProcess:
                 start_new_session=True,
             )
         self._guard = _guard(self._process.pid)
-        async with asyncio.timeout(READY_TIMEOUT_S):
-            while await self._get("/readyz") is None:
-                self.expect_alive()
-                await asyncio.sleep(0.02)
+        why = "no answer"
+        try:
+            async with asyncio.timeout(READY_TIMEOUT_S):
+                while (answer := await self._ask("/readyz")).status != OK:
+                    why = _reasons(answer.body) if answer.body else why
+                    self.expect_alive()
+                    await asyncio.sleep(0.02)
+        except TimeoutError:
+            raise RelayFailed(f"the relay was not ready within {READY_TIMEOUT_S:g} s: {why}: {self._tail()}") from None
 
     def expect_alive(self) -> None:
         """Raises RelayFailed when the process has ended by itself."""
         assert self._process is not None, "not started"
         if self._process.returncode is not None:
-            tail = " / ".join(self._log.read_text(errors="replace").splitlines()[-5:])
-            raise RelayFailed(f"the relay ended by itself with exit code {self._process.returncode}: {tail}")
+            raise RelayFailed(f"the relay ended by itself with exit code {self._process.returncode}: {self._tail()}")
+
+    def _tail(self) -> str:
+        return " / ".join(self._log.read_text(errors="replace").splitlines()[-5:])
 
     async def metric(self, name: str) -> float:
         """The sum of a metric's series; 0 while it cannot be read."""
@@ -96,7 +113,8 @@ class RelayProcess:
 
     async def metrics(self) -> dict[str, float]:
         """Every series as exposed; none while they cannot be read."""
-        text = await self._get("/metrics") or ""
+        answer = await self._ask("/metrics")
+        text = answer.body if answer.status == OK else ""
         lines = (line.rpartition(" ") for line in text.splitlines() if not line.startswith("#"))
         return {series: float(value) for series, _, value in lines}
 
@@ -135,9 +153,8 @@ class RelayProcess:
             self._guard.communicate(b"stand down\n")
             self._guard = None
 
-    async def _get(self, path: str) -> str | None:
-        """The body of a 200, None for anything else."""
-        return await asyncio.to_thread(_get, f"http://127.0.0.1:{self._port}{path}")
+    async def _ask(self, path: str) -> Answer:
+        return await asyncio.to_thread(_ask, f"http://127.0.0.1:{self._port}{path}")
 
 
 def _guard(pid: int) -> subprocess.Popen[bytes]:
@@ -151,10 +168,19 @@ def _guard(pid: int) -> subprocess.Popen[bytes]:
     )
 
 
-def _get(url: str) -> str | None:
+def _ask(url: str) -> Answer:
     try:
-        with urllib.request.urlopen(url, timeout=2.0) as answer:
-            return str(answer.read().decode())
+        try:
+            answer = OPENER.open(url, timeout=2.0)
+        except urllib.error.HTTPError as refused:  # a 503 has a body, too
+            answer = refused
+        with answer:
+            return Answer(answer.status, answer.read().decode())
     except (OSError, http.client.HTTPException):
         # Also of a relay that was killed in the middle of its answer.
-        return None
+        return Answer(0, "")
+
+
+def _reasons(body: str) -> str:
+    """What a /readyz says that is not ready."""
+    return "; ".join(f"{each['reason']} ({each['detail']})" for each in json.loads(body)["reasons"])

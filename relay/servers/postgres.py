@@ -82,7 +82,7 @@ class PostgresServer(Server):
     def url(self, dbname: str = "postgres", user: str = "postgres") -> str:
         return f"postgresql://{quote(user, safe='')}@{LOOPBACK}:{self.port}/{quote(dbname, safe='')}"
 
-    def sql(self, statement: str, dbname: str = "postgres") -> str:
+    def sql(self, statement: str, dbname: str = "postgres", timeout_s: float = START_TIMEOUT_S) -> str:
         """Run SQL through psql as the superuser; the rows come back as lines, columns separated by `|`."""
         command = [
             str(self._programs / "psql"),
@@ -94,7 +94,7 @@ class PostgresServer(Server):
             "-c",
             statement,
         ]
-        return run(command, child_environment(PGCLIENTENCODING="UTF8"))
+        return run(command, child_environment(PGCLIENTENCODING="UTF8"), timeout_s=timeout_s)
 
     def create_database(self, name: str, template: str | None = None) -> str:
         """Create a database, as a copy of `template` (to which nobody may be connected); returns its URL."""

@@ -174,7 +174,9 @@ def child_environment(**variables: str) -> dict[str, str]:
     return {"PATH": os.environ["PATH"], "LC_ALL": "C.UTF-8", **variables}
 
 
-def run(command: Sequence[str], environment: Mapping[str, str], stdin: str = "") -> str:
+def run(
+    command: Sequence[str], environment: Mapping[str, str], stdin: str = "", timeout_s: float = START_TIMEOUT_S
+) -> str:
     """Run to the end and return what it printed. Raises ServerFailed with what it complained about."""
     try:
         done = subprocess.run(
@@ -184,10 +186,10 @@ def run(command: Sequence[str], environment: Mapping[str, str], stdin: str = "")
             env=dict(environment),
             capture_output=True,
             text=True,
-            timeout=START_TIMEOUT_S,
+            timeout=timeout_s,
         )
     except subprocess.TimeoutExpired:
-        raise ServerFailed(f"{Path(command[0]).name} gave no answer in {START_TIMEOUT_S:.0f} s") from None
+        raise ServerFailed(f"{Path(command[0]).name} gave no answer in {timeout_s:g} s") from None
     if done.returncode != 0:
         raise ServerFailed(f"{Path(command[0]).name} failed: {(done.stderr or done.stdout).strip()}")
     return done.stdout

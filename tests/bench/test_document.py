@@ -66,6 +66,29 @@ def test_cpu_and_latency_are_the_best_of_the_turns() -> None:
     assert result["targets"]["trickle_1000_p50_ms"] == {"target": "at most 3", "is_reached": True}
 
 
+def test_the_percentiles_of_a_rate_are_of_one_turn() -> None:
+    """The best of each were taken: figures of a run that never was."""
+    result = document(
+        outcome(
+            *(
+                {
+                    "scenario": "trickle",
+                    "turn": turn,
+                    "variant": "1000 a second",
+                    "p50_ms": p50,
+                    "p99_ms": p99,
+                    "to_consumer": {"p50_ms": p50 + 1, "p99_ms": p99 + 1},
+                }
+                for turn, p50, p99 in ((1, 2.6, 5.9), (2, 2.5, 6.3), (3, 2.7, 12.0))
+            )
+        )
+    )
+    assert (result["trickle_1000_p50_ms"], result["trickle_1000_p99_ms"]) == (2.5, 6.3)
+    assert (result["trickle_1000_consumer_p50_ms"], result["trickle_1000_consumer_p99_ms"]) == (3.5, 7.3)
+    assert result["spread"]["trickle_1000_p99_ms"] == {"min": 5.9, "max": 12.0, "turns": 3}
+    assert "trickle_1000_p99_9_ms" not in result
+
+
 def test_what_was_not_measured_has_no_key_and_everything_else_has() -> None:
     result = document(outcome(rate(1, "drain", "delete", 5.0)))
     assert "drain_ratio" not in result

@@ -48,6 +48,16 @@ def test_figures_replace_what_was_there_and_nothing_else() -> None:
     assert readme.quoting(once, readme.figures(some_result())) == once
 
 
+def test_what_a_suite_without_a_compiler_lacks_is_not_measured() -> None:
+    """It has no ceiling: `python -m bench.readme` ended in a KeyError, and the pages quoted a file that was overwritten."""
+    result = some_result()
+    for name in ("ceiling_msgs_s", "drain_ratio"):
+        del result[name]
+    assert "| … of what a C publisher reaches at the same broker | not measured |" in readme.figures(result)
+    assert "| start to ready | 0.5 s |" in readme.figures(result)
+    assert "| `drain_ratio` | not measured | | |" in readme.everything(result)
+
+
 def test_the_page_has_every_key_and_says_what_was_missed() -> None:
     text = readme.everything(some_result())
     assert all(f"| `{key.name}` | 0.5 | 0.4 … 0.6 |" in text for key in KEYS)

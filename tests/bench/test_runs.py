@@ -10,15 +10,17 @@ import pytest
 from bench import native
 from bench.ceiling import Ceiling, run_ceiling
 from bench.errors import BenchFailed, Unavailable
-from bench.load import Load
+from bench.load import Load, row_id
 from bench.procfs import children
-from bench.proof import check_queue
+from bench.proof import check_outcomes, check_queue, prove_queue
 from bench.relay_run import Drain, run_relay
-from bench.rig import Rig
+from bench.rig import Rig, Taken
 from bench.scenarios import consumer, growth, inbox, isolation, sink
 from bench.scenarios.trickle import trickle
 from bench.step import Form
+from bench.writing import write_at
 from relay.servers import PostgresServer, RabbitServer
+from tests.conftest import eventually
 
 LOAD = Load(rows=400, keys=20)
 
@@ -53,16 +55,46 @@ def test_a_trickle_times_every_row_at_the_confirm_and_at_the_consumer(rig: Rig) 
     assert batches["messages"] % 10 == 0
 
 
+def test_the_rows_of_a_commit_and_of_the_next_are_of_other_keys(rig: Rig) -> None:
+    """Ten rows a commit had the same ten keys in every commit: at most ten messages were in flight."""
+    with rig.fresh_database() as database:
+        rows = 10 * len(write_at(rig, database, "k", 50, 1, 10))
+        keys = int(rig.sql("select count(distinct aggregate_id) from outbox", database))
+    assert keys > 0.8 * rows
+
+
 def test_a_queue_that_lacks_a_row_or_overtakes_one_proves_nothing(rig: Rig) -> None:
-    backlog = rig.backlog(LOAD)
-    assert check_queue(backlog, [*backlog.ids, backlog.ids[0]]) == 1
-    with pytest.raises(BenchFailed, match="1 rows are sent and not in the queue"):
-        check_queue(backlog, backlog.ids[1:])
-    with pytest.raises(BenchFailed, match="belong to no row"):
-        check_queue(backlog, [*backlog.ids, "stranger"])
-    with pytest.raises(BenchFailed, match="overtaken"):
-        check_queue(backlog, backlog.ids[::-1])
-    assert check_queue(backlog, backlog.ids[::-1], is_ordered=False) == 0
+    backlog, ids = rig.backlog(LOAD), [row_id(number) for number in range(1, LOAD.rows + 1)]
+    assert check_queue(backlog, [*ids, ids[0]]) == 1
+    assert check_queue(backlog, ids[:100], rows=100) == 0
+    with pytest.raises(BenchFailed, match=f"1 rows are sent and not in the queue, such as {ids[0]}"):
+        check_queue(backlog, ids[1:])
+    for stranger in ("stranger", row_id(0), row_id(LOAD.rows + 1), ids[0].upper(), "0" + ids[0][1:]):
+        with pytest.raises(BenchFailed, match=f"1 messages belong to no row, such as {stranger}"):
+            check_queue(backlog, [*ids, stranger])
+    with pytest.raises(BenchFailed, match=f"{LOAD.rows - LOAD.keys} messages of {LOAD.keys} keys were overtaken"):
+        check_queue(backlog, ids[::-1])
+    assert check_queue(backlog, ids[::-1], is_ordered=False) == 0
+
+
+async def test_a_broker_out_of_memory_disturbs_what_is_measured(rig: Rig) -> None:
+    """It blocks every publisher, and its log calls that a warning."""
+    rig.complaints()
+    rig.rabbit.memory_alarm(True)
+    rig.rabbit.memory_alarm(False)
+    found = await eventually(rig.complaints)
+    assert "memory resource limit alarm set" in found[0]
+
+
+def test_a_run_with_copies_or_other_outcomes_proves_nothing(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    check_outcomes({"acked": 5, "lost": 0}, 5)
+    with pytest.raises(BenchFailed, match="5 acked, 1 lost"):
+        check_outcomes({"acked": 5, "lost": 1}, 5)
+    ids = [row_id(number) for number in range(1, LOAD.rows + 1)]
+    monkeypatch.setattr(rig, "take_first", lambda: Taken(LOAD.rows + 1, ids[0], {}))
+    monkeypatch.setattr(native, "collect", lambda *_: iter(ids))
+    with pytest.raises(BenchFailed, match="400 rows are sent, the queue held 401 messages"):
+        prove_queue(rig, LOAD, LOAD.rows)
 
 
 def test_a_missing_compiler_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -77,6 +109,21 @@ def test_a_probe_compares_reads_without_and_with(rig: Rig) -> None:
     assert min(run["reads"]) > 0
     assert run["growth"] == pytest.approx(run["read_ms"] / run["read_ms_without"], rel=0.01)
     assert run["latency"]["p50_ms"] > 0
+
+
+def test_two_relays_read_beside_what_both_have_sent(rig: Rig) -> None:
+    (run,) = growth.two_relays(rig, rows=200, seconds=1)
+    assert run["relays"] == 2
+    assert min(run["reads"]) > 0
+    assert run["latency"]["p50_ms"] > 0
+
+
+def test_two_relays_share_a_drain(rig: Rig) -> None:
+    """One could have sent everything while the other took its shards up."""
+    run = run_relay(rig, Drain(LOAD, relays=2))
+    assert len(run["rows_by_relay"]) == 2
+    assert min(run["rows_by_relay"]) > 0
+    assert sum(run["rows_by_relay"]) == run["outcomes"]["acked"] == LOAD.rows
 
 
 def test_good_rows_are_timed_beside_rows_that_cannot_go(rig: Rig) -> None:
@@ -102,8 +149,8 @@ def test_a_broker_apart_shares_no_core_with_anybody(rig: Rig) -> None:
 def test_the_relay_drains_into_the_sink(rig: Rig) -> None:
     """The sink speaks enough AMQP for the relay to believe it, and keeps nothing."""
     relay, encoder = (step.measure(rig)[0] for step in sink.steps(Form("short", 1, scale=0.005)))
-    assert relay["outcomes"]["acked"] == relay["messages"] == 300
-    assert encoder["messages"] == 300
+    assert relay["outcomes"]["acked"] == relay["messages"] == 1_000
+    assert encoder["messages"] == 1_000
     assert encoder["msgs_per_s"] > 0
 
 

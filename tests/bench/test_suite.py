@@ -133,6 +133,21 @@ def test_the_command_reports_a_disturbed_suite_under_another_name(
     assert result["drain_msgs_s"] == 5.0
 
 
+def test_a_document_that_cannot_be_written_is_not_measured_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    work = Called()
+    monkeypatch.setattr(suite, "SCENARIOS", {"drain": lambda _: [Step("drain", "delete", 1.0, work)]})
+    (tmp_path / "file").touch()
+    for target, why in (("file/r.json", "File exists"), ("", "Is a directory")):
+        with pytest.raises(SystemExit) as ended:
+            command.main(["--json", str(tmp_path / target), "--repeats", "1", "--build", "pure"])
+        assert ended.value.code == 2
+        assert why in capsys.readouterr().err
+    assert work.count == 0
+    assert [path.name for path in tmp_path.iterdir()] == ["file"]
+
+
 @pytest.mark.parametrize("build", ["compiled", "pure"])
 def test_it_says_of_which_build_the_programs_were(
     build: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]

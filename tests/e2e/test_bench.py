@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import secrets
 import signal
-from collections.abc import Mapping
+from collections.abc import AsyncIterator, Mapping
 
 import aio_pika
 import asyncpg
 import pytest
 
 from relay.benchmark import ground
+from relay.benchmark.figures import Plan
+from relay.benchmark.load import filled
+from relay.cli import console
 from relay.config import load, needed_by, used_by
 from relay.errors import CheckFailed
 from relay.servers import RabbitServer
@@ -60,10 +64,9 @@ async def test_it_measures_and_leaves_nothing(settings: Mapping[str, str], rabbi
     assert "relay_bench" not in broker_names(rabbit_server)
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-async def test_interrupted_it_leaves_nothing(
-    settings: Mapping[str, str], rabbit_server: RabbitServer, number: signal.Signals
-) -> None:
+@contextlib.asynccontextmanager
+async def trickling(settings: Mapping[str, str]) -> AsyncIterator[asyncio.subprocess.Process]:
+    """A benchmark that takes ten minutes unless it is ended."""
     process = await asyncio.create_subprocess_exec(
         *COMMAND,
         *("bench", "--rows", "1000", "--seconds", "600"),
@@ -72,19 +75,107 @@ async def test_interrupted_it_leaves_nothing(
         stderr=asyncio.subprocess.PIPE,
     )
     try:
+        yield process
+    finally:
+        if process.returncode is None:
+            process.kill()
+            await process.wait()
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+async def test_interrupted_it_leaves_nothing(
+    settings: Mapping[str, str], rabbit_server: RabbitServer, number: signal.Signals
+) -> None:
+    async with trickling(settings) as process:
         await eventually(lambda: tables(settings["RELAY_DATABASE_URL"]), 30.0)
         await eventually(lambda: "relay_bench" in broker_names(rabbit_server), 30.0)
         process.send_signal(number)
         async with asyncio.timeout(60.0):
             _, complaint = await process.communicate()
-    finally:
-        if process.returncode is None:
-            process.kill()
-            await process.wait()
     assert process.returncode == 1
     assert complaint == b"relay: interrupted\n"
     assert await tables(settings["RELAY_DATABASE_URL"]) == set()
     assert "relay_bench" not in broker_names(rabbit_server)
+
+
+def test_what_nohup_lets_go_on_goes_on() -> None:
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        assert signal.SIGHUP not in console._heeded()
+    finally:
+        signal.signal(signal.SIGHUP, before)
+    assert signal.SIGHUP in console._heeded()
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+async def test_interrupted_once_more_it_says_what_is_left(
+    settings: Mapping[str, str], rabbit_server: RabbitServer, number: signal.Signals
+) -> None:
+    """A second signal cancelled the clean-up without a word."""
+    database = await asyncpg.connect(settings["RELAY_DATABASE_URL"])
+
+    async def waits_for_the_lock() -> bool:
+        return bool(await database.fetchval("SELECT count(*) FROM pg_locks WHERE NOT granted"))
+
+    async with trickling(settings) as process:
+        await eventually(lambda: "relay_bench" in broker_names(rabbit_server), 30.0)
+        (name,) = [
+            each for each in await tables(settings["RELAY_DATABASE_URL"]) if len(each) == len("relay_bench_") + 12
+        ]
+        async with database.transaction():
+            await database.execute(f"LOCK TABLE {name} IN ACCESS SHARE MODE")
+            process.send_signal(number)
+            await eventually(waits_for_the_lock, 30.0)
+            process.send_signal(number)
+            async with asyncio.timeout(60.0):
+                _, complaint = await process.communicate()
+    assert process.returncode == 4
+    said, hint = complaint.decode().splitlines()
+    assert said == f"relay: the benchmark may have left behind the table {name} (interrupted)"
+    assert "relay_bench" not in broker_names(rabbit_server)
+    await database.execute(hint.partition("the table: ")[2].partition(" The broker")[0])
+    assert await tables(settings["RELAY_DATABASE_URL"]) == set()
+    await database.close(timeout=5)
+
+
+@pytest.mark.parametrize("kind", ["classic", "quorum"])
+async def test_the_queue_stays_while_it_is_filled_and_drained(
+    kind: str, settings: Mapping[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A backlog of more than an hour lost its queue and its exchange midway: to publish is no use of a queue."""
+    monkeypatch.setattr(ground, "QUEUE_EXPIRES_MS", 1_000)
+    config, _ = load(settings, needs=needed_by("bench"), uses=used_by("bench"))
+    async with await aio_pika.connect(settings["RELAY_AMQP_URL"]) as broker:
+        channel = await broker.channel()
+
+        async def is_there(name: str) -> bool:
+            try:
+                async with await aio_pika.connect(settings["RELAY_AMQP_URL"]) as asking:
+                    await (await asking.channel()).declare_queue(name, passive=True)
+            except aio_pika.exceptions.ChannelNotFoundEntity:
+                return False
+            return True
+
+        async with ground.prepared(config, kind) as made, made.kept():
+            await channel.declare_queue("beside", durable=True, arguments={"x-queue-type": kind, "x-expires": 1_000})
+
+            async def has_expired() -> bool:
+                return not await is_there("beside")
+
+            await eventually(has_expired, 30.0, interval_s=2.0)
+            assert await is_there(made.queue)
+
+
+async def test_the_backlog_has_the_keys_that_were_asked_for(settings: Mapping[str, str]) -> None:
+    """Each statement hashed the numbers from 1 on: 20,000 rows had the keys of the first 5,000. Cut short, nothing of it stays."""
+    config, _ = load(settings, needs=needed_by("bench"), uses=used_by("bench"))
+    async with ground.prepared(config, "classic") as made:
+        counting = f"SELECT count(DISTINCT aggregate_id) FROM {made.table.quoted}"
+        with contextlib.suppress(CheckFailed):
+            async with filled(made, Plan(rows=12_000, keys=5_000, payload_bytes=10)):
+                assert await made.database.fetchval(counting) > 4_400
+                raise CheckFailed("cut short")
+        assert await made.database.fetchval(counting) == 0
 
 
 async def test_a_wrong_flag_and_a_missing_setting_are_usage(settings: Mapping[str, str]) -> None:

@@ -6,6 +6,7 @@ import asyncio
 import dataclasses
 import os
 import signal
+import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,8 +15,13 @@ import asyncpg
 import pytest
 
 from relay import migrate
-from relay.demo import shop
+from relay.demo import process, shop
+from relay.demo.process import RelayFailed, RelayProcess
 from relay.demo.verdict import Event, Evidence, judge, overtakings
+from relay.http import Heartbeat, HttpServer, Readiness
+from relay.metrics import Metrics
+from relay.servers import LOOPBACK, free_port
+from relay.values import ListenAddress
 from tests.conftest import eventually
 from tests.e2e.conftest import COMMAND, command, environment
 
@@ -44,6 +50,28 @@ def test_a_good_run_holds() -> None:
     assert verdict.holds
     values = {line.name: line.value for line in verdict.lines}
     assert values["duplicates (allowed, same id)"] == "1"
+
+
+async def test_a_relay_that_is_never_ready_says_why(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It ended in a bare TimeoutError; and a proxy of the environment's was asked for the relay's pages."""
+    monkeypatch.setenv("http_proxy", "http://127.0.0.1:9")
+    monkeypatch.setattr(process, "READY_TIMEOUT_S", 0.3)
+    monkeypatch.setattr(process, "_program", lambda: [sys.executable, "-c", "import time; time.sleep(60)"])
+    (tmp_path / "log").write_text("its last words\n")
+    port, readiness = free_port(), Readiness()
+    readiness.add("broker", "connection refused")
+    pages = HttpServer(ListenAddress(LOOPBACK, port), Metrics(), readiness, Heartbeat())
+    pages.start()
+    relay = RelayProcess({}, port, tmp_path / "log")
+    try:
+        with pytest.raises(
+            RelayFailed, match=r"not ready within 0\.3 s: broker \(connection refused\): its last words"
+        ):
+            await relay.start()
+        assert "relay_build_info" in str(await relay.metrics())
+    finally:
+        await relay.close()
+        pages.close()
 
 
 @pytest.mark.parametrize(
