@@ -70,10 +70,7 @@ def run_relay(rig: Rig, drain: Drain) -> Run:
         with ExitStack() as stack:
             relays = [stack.enter_context(Relay(rig, database, settings=settings)) for _ in range(drain.relays)]
             if is_shared:
-                wait_until_shared(relays)
-                url, statement = rig.postgres.url(database), drain.load.insert("1", str(rows))
-                with open_transaction(url, statement, rows=rows, commits=True):
-                    wal_before, begin = rig.wal_bytes(), _look(rig, relays, rows)
+                wal_before, begin = _release(rig, database, drain.load, relays)
             else:
                 begin = _watch_start(rig, relays, rows)
             end = _watch_drain(rig, relays, rows, begin)
@@ -83,14 +80,8 @@ def run_relay(rig: Rig, drain: Drain) -> Run:
             peak = max(peak_rss_bytes(relay.pid) for relay in relays)
             outcomes = _look(rig, relays, rows).outcomes
         wal_bytes = rig.wal_bytes() - wal_before
-        total, pending = rig.count(database, rows)
-        if pending or total != (0 if drain.sent_rows == "delete" else rows):
-            raise BenchFailed(
-                f"the relay counts {end.sent} rows sent, the table holds {total}, {pending} of them pending"
-            )
+        _expect_all_sent(rig, database, drain, end)
         check_outcomes(outcomes, rows)
-        if not all(end.rows_sent):
-            raise BenchFailed(f"not every relay has sent rows: {', '.join(map(str, end.rows_sent))}")
         proof = prove_queue(rig, drain.load, rows, is_ordered=drain.is_ordered) if drain.amqp_url is None else {}
     expect_no_complaints(rig)
     seconds, used = end.at - begin.at, end.cpu - begin.cpu
@@ -112,6 +103,23 @@ def run_relay(rig: Rig, drain: Drain) -> Run:
         "wal_bytes_per_row": round(wal_bytes / rows, 1),
         **proof,
     }
+
+
+def _release(rig: Rig, database: str, load: Load, relays: Sequence[Relay]) -> tuple[int, Look]:
+    """Commit the backlog when the relays have shared the work; bytes of the log, and a look, just ahead of that."""
+    wait_until_shared(relays)
+    statement = load.insert("1", str(load.rows))
+    with open_transaction(rig.postgres.url(database), statement, rows=load.rows, commits=True):
+        return rig.wal_bytes(), _look(rig, relays, load.rows)
+
+
+def _expect_all_sent(rig: Rig, database: str, drain: Drain, end: Look) -> None:
+    """By the table, and some by each relay. Raises BenchFailed."""
+    total, pending = rig.count(database, drain.load.rows)
+    if pending or total != (0 if drain.sent_rows == "delete" else drain.load.rows):
+        raise BenchFailed(f"the relay counts {end.sent} rows sent, the table holds {total}, {pending} of them pending")
+    if not all(end.rows_sent):
+        raise BenchFailed(f"not every relay has sent rows: {', '.join(map(str, end.rows_sent))}")
 
 
 def _watch_start(rig: Rig, relays: Sequence[Relay], rows: int) -> Look:

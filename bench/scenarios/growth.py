@@ -56,7 +56,6 @@ class Probe:
 
 def steps(form: Form) -> Sequence[Step]:
     rows, seconds = form.rows(100_000), form.seconds(4, 20)
-    many = form.rows(1_000_000)
     open_s = form.seconds(OPEN_WRITER_S, 120)
     is_once = not form.is_long
     probes_s = 3.0 + seconds
@@ -68,9 +67,8 @@ def steps(form: Form) -> Sequence[Step]:
         Step("growth", "open writer", open_s + probes_s, lambda rig: open_writer(rig, open_s, seconds), is_once),
     ]
     if form.is_long:
-        steps.append(
-            Step("growth", "many sent", 40.0 + probes_s, lambda rig: _sent(rig, "many sent", many, seconds), is_once)
-        )
+        many = form.rows(1_000_000)
+        steps.append(Step("growth", "many sent", 40.0 + probes_s, lambda rig: _sent(rig, "many sent", many, seconds)))
     return steps
 
 
