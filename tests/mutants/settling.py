@@ -70,7 +70,7 @@ MUTANTS = (
         "P1: what stood ready goes before a lower row that came late, and with it",
         (
             edit(
-                "relay.core.chains:Chains._insert",
+                "relay.core.chains:Chains._demote",
                 ("[later for later in chain.rows[at + 1 :] if later.state is _READY]", "[]"),
             ),
         ),
