@@ -8,13 +8,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Final
 
+from relay.core.ports.outbox import DUE_INLINE_BYTES
 from relay.database import fill, literal, sql_file
 from relay.errors import SchemaIncompatible
 from relay.migrate import Schema
 from relay.rows import raw_sql, row_sql, shard_sql
-
-DUE_INLINE_BYTES: Final = 16 * 1024
-"""Of larger rows that fall due bodies and headers are fetched when they are about to go."""
 
 _INLINE: Final = {
     "page": "$11::int",

@@ -11,7 +11,7 @@ import math
 from collections.abc import Sequence
 
 from relay.core.ladder import reconnect_backoff
-from relay.core.ports.outbox import Armed
+from relay.core.ports.outbox import DUE_INLINE_BYTES, Armed
 from relay.engine import Engine
 from relay.errors import DatabaseRefused
 from relay.housekeeping import BACKLOG_INTERVAL_S, Housekeeping
@@ -397,12 +397,12 @@ class Reader:
         return [row for row in rows if row not in early]
 
     async def _read_due(self) -> int:
-        """Of the rows that are due those that are not here yet; a little beyond the bound, so that rows which cannot go do
-        not keep out those that could."""
+        """Of the rows that are due those that are not here yet; a little beyond the bound of rows, so that those which cannot
+        go do not keep out those that could."""
         engine = self._engine
         chains = engine.chains
         engine.next_due_at = None
-        limit = min(DUE_ROWS, engine.settings.read_ahead_max + DUE_ROWS - len(chains))
+        limit = self._due_room(DUE_ROWS, engine.settings.read_ahead_max + DUE_ROWS)
         if limit <= 0:
             engine.note_due(DUE_RETRY_S)
             return 0
@@ -425,11 +425,17 @@ class Reader:
             engine.note_due(max(due.next_due_in_s, POLL_MAX_S))
         return brought + await self._read_followers(due.released)
 
+    def _due_room(self, rows: int, rows_max: int) -> int:
+        """How many rows aside may come, of at most so many, into a memory of so many."""
+        engine = self._engine
+        bytes_left = engine.settings.bytes_max - engine.chains.bytes
+        return min(rows, rows_max - len(engine.chains), bytes_left // DUE_INLINE_BYTES)
+
     async def _read_followers(self, released: Sequence[Row]) -> int:
         """Behind rows that were released alone a few of those that they hold: a round trip each would be slow (H4)."""
         engine = self._engine
         heads = [row for row in released if row.aside is Aside.DEFERRED and engine.chains.has_no_followers(row)]
-        room = min(FOLLOWER_ROWS, engine.settings.read_ahead_max - len(engine.chains))
+        room = self._due_room(FOLLOWER_ROWS, engine.settings.read_ahead_max)
         limit = min(FOLLOWER_ROWS_EACH, room // len(heads)) if heads else 0
         if limit <= 0:
             return 0

@@ -169,7 +169,7 @@ class TestedOutbox:
         return await self._call("reload", rows)  # type: ignore[no-any-return]
 
     async def due(self, cursors: Mapping[int, int], limit: int, here: Sequence[int] = ()) -> Due:
-        return await self._call("due", cursors, limit)  # type: ignore[no-any-return]
+        return await self._call("due", cursors, limit, list(here))  # type: ignore[no-any-return]
 
     async def followers(self, heads: Sequence[Row], cursors: Mapping[int, int], limit: int) -> Sequence[Row]:
         return await self._call("followers", heads, cursors, limit)  # type: ignore[no-any-return]

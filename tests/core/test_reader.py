@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from relay.core.ports.outbox import (
+    DUE_INLINE_BYTES,
     Armed,
     Check,
     Claim,
@@ -102,6 +103,28 @@ async def test_a_due_row_that_was_settled_meanwhile_is_not_taken_again() -> None
         call.answer(Due([make_row(1, aside=Aside.DEFERRED)], [], None))
         await turns()
         assert len(parts.engine.chains) == 0
+
+
+async def test_rows_that_are_due_come_while_there_is_room_in_bytes() -> None:
+    """I6: as many rows as may be in memory, each as large as one that falls due may come along, are far more than that."""
+    rows = [make_row(seq, f"k{seq}", aside=Aside.DEFERRED, size=DUE_INLINE_BYTES) for seq in range(1, 2001)]
+    limits: list[int] = []
+
+    def due(cursors: object, limit: int, here: list[int]) -> Due:
+        limits.append(limit)
+        return Due([row for row in rows if row.seq not in here][:limit], [], None)
+
+    parts = reading_parts(EngineSettings(bytes_max=2**20), due=due)
+    parts.link.takes_max = 0
+    parts.engine.note_due(0.0)
+    for _ in range(20):
+        await parts.reader._turn()
+        parts.pass_time(0.1)
+    assert parts.engine.chains.bytes == 2**20
+    assert limits == [64], "and then waits for room"
+    parts.engine.chains.finish(rows[:8])
+    await parts.reader._turn()
+    assert limits == [64, 8]
 
 
 async def test_rows_loaded_anew_do_not_enter_a_shard_that_is_given_away() -> None:

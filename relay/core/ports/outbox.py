@@ -12,6 +12,9 @@ from relay.message import Aside, Ctid, Key, PayloadType, Row
 SHARDS = 64
 """How many shards the ordering keys hash into; a constant of the schema."""
 
+DUE_INLINE_BYTES = 16 * 1024
+"""Of larger rows that fall due bodies and headers stay behind, and are fetched when these are about to go."""
+
 
 @dataclass(frozen=True, slots=True)
 class OutboxInfo:
