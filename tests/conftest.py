@@ -35,10 +35,12 @@ hypothesis.settings.register_profile(
 )
 hypothesis.settings.load_profile("any machine")
 
-# A shell without job control starts what it sends to the background deaf to SIGINT, and so would be every command that
-# a test starts from there and interrupts.
+# A shell without job control starts what it sends to the background deaf to SIGINT, and nohup what it starts deaf to SIGHUP;
+# and so would be every command that a test starts from there and interrupts.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
+if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 MEMORY = Path("/dev/shm")
 MEMORY_FREE_MIN = 6 << 30
