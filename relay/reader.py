@@ -429,7 +429,8 @@ class Reader:
         """How many rows aside may come, of at most so many, into a memory of so many."""
         engine = self._engine
         bytes_left = engine.settings.bytes_max - engine.chains.bytes
-        return min(rows, rows_max - len(engine.chains), bytes_left // DUE_INLINE_BYTES)
+        # Rounded up: one row that does not quite fit passes, where bounds are small it is the only one that can.
+        return min(rows, rows_max - len(engine.chains), -(-bytes_left // DUE_INLINE_BYTES))
 
     async def _read_followers(self, released: Sequence[Row]) -> int:
         """Behind rows that were released alone a few of those that they hold: a round trip each would be slow (H4)."""

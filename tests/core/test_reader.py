@@ -127,6 +127,14 @@ async def test_rows_that_are_due_come_while_there_is_room_in_bytes() -> None:
     assert limits == [64, 8]
 
 
+async def test_a_row_that_is_due_comes_where_the_bound_of_bytes_is_small() -> None:
+    parts = reading_parts(EngineSettings(bytes_max=1000))
+    parts.outbox.answers["due"] = Due([make_row(1, aside=Aside.DEFERRED, size=10)], [], None)
+    parts.engine.note_due(0.0)
+    await parts.reader._turn()
+    assert len(parts.engine.chains) == 1
+
+
 async def test_rows_loaded_anew_do_not_enter_a_shard_that_is_given_away() -> None:
     """At a stop too: the shard would not be idle and keep its lease until it ran out."""
     parts = reading_parts()
