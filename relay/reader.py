@@ -228,7 +228,8 @@ class Reader:
             self._is_listening = False
         if self._is_idle:
             wait_s = poll_interval_s
-            if self._can_arm and not self._is_armed:
+            # Who was rung, and was idle again before it had looked at all, is armed and must look once more.
+            if self._can_arm and not (self._is_armed and self._is_listening):
                 if now >= self._arms_at and await self._arm():
                     # Whoever inserted before the lock was granted did not ring: read once more.
                     return 0.0

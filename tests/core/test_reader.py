@@ -135,6 +135,17 @@ async def test_a_row_that_is_due_comes_where_the_bound_of_bytes_is_small() -> No
     assert len(parts.engine.chains) == 1
 
 
+async def test_who_was_rung_and_is_idle_again_looks_once_more_before_it_sleeps() -> None:
+    """A slow turn: the page came before the check that found more, and silence had lasted long enough by then (seed 300605)."""
+    parts = reading_parts(arm=Armed.GRANTED)
+    parts.reader._is_armed = True
+    parts.reader.on_ring()
+    parts.reader._wake()
+    parts.clock.time += 1.0
+    assert await parts.reader._next_wait(0, True) == 0.0
+    assert parts.reader._must_check
+
+
 async def test_rows_loaded_anew_do_not_enter_a_shard_that_is_given_away() -> None:
     """At a stop too: the shard would not be idle and keep its lease until it ran out."""
     parts = reading_parts()
