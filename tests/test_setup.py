@@ -64,13 +64,15 @@ def test_a_broker_that_is_too_old_is_said_to_be(tmp_path: Path, version: str, is
 
 
 def test_the_version_here_is_told() -> None:
+    """And none where there is no broker: the tests may run on servers elsewhere."""
     try:
         find_rabbitmq()
+        is_here = True
     except ServersUnavailable:
-        pytest.skip("no RabbitMQ here")
+        is_here = False
     script = f"source {SETUP}; rabbitmq_version; old_servers"
     done = subprocess.run(["bash", "-c", script], capture_output=True, text=True, timeout=30, check=False)
-    assert (done.returncode, done.stdout.count(".") >= 1, "old" in done.stdout) == (0, True, False), done
+    assert (done.returncode, done.stdout.count(".") >= 1, "old" in done.stdout) == (0, is_here, False), done
 
 
 def test_where_python_is_too_old_the_one_beside_it_is_tried(tmp_path: Path) -> None:

@@ -29,6 +29,7 @@ from tests.e2e.conftest import Daemon, command
 from tests.inbox.site import QUEUE, Site, fill, message_of
 from tests.pooler import IS_INSTALLED, Pooler
 from tests.proxy import COMMIT, Proxy, Side, Trap
+from tests.roles import login_role
 
 ROOT = Path(__file__).parents[2]
 
@@ -319,33 +320,30 @@ async def test_who_has_lost_the_right_to_write_writes_nothing(inbox: Site) -> No
 async def test_a_writer_of_another_role_is_not_taken_for_gone(inbox: Site, postgres_server: PostgresServer) -> None:
     """One login a pod: PostgreSQL hides from each when the sessions of the others began."""
     name, table = inbox.database_url.rpartition("/")[2], TableName(None, "inbox")
-    roles = [f"inbox_{secrets.token_hex(4)}" for _ in range(2)]
-    for role in roles:
-        await inbox.database.execute(
-            f"CREATE ROLE {role} LOGIN; GRANT ALL ON ALL TABLES IN SCHEMA public TO {role};"
-            f" GRANT ALL ON ALL SEQUENCES IN SCHEMA public TO {role}"
-        )
-    first, second = (Mailbox(partial(postgres_server.url, name, user=role), table, QUEUE) for role in roles)
-    try:
-        await first.check()
-        with pytest.raises(Standby):
-            await second.check()
-        assert await first.write([message_of("m1")]) == 1
-        await first.abandon()
-
-        async def has_taken_over() -> bool:
-            with contextlib.suppress(Standby):
+    async with login_role(inbox.database) as one, login_role(inbox.database) as other:
+        for role in (one, other):
+            await inbox.database.execute(
+                f"GRANT ALL ON ALL TABLES IN SCHEMA public TO {role}; GRANT ALL ON ALL SEQUENCES IN SCHEMA public TO {role}"
+            )
+        first, second = (Mailbox(partial(postgres_server.url, name, user=role), table, QUEUE) for role in (one, other))
+        try:
+            await first.check()
+            with pytest.raises(Standby):
                 await second.check()
-                return True
-            return False
+            assert await first.write([message_of("m1")]) == 1
+            await first.abandon()
 
-        await eventually(has_taken_over)
-        assert await second.write([message_of("m2")]) == 1
-    finally:
-        await first.close()
-        await second.close()
-        for role in roles:
-            await inbox.database.execute(f"DROP OWNED BY {role}; DROP ROLE {role}")
+            async def has_taken_over() -> bool:
+                with contextlib.suppress(Standby):
+                    await second.check()
+                    return True
+                return False
+
+            await eventually(has_taken_over)
+            assert await second.write([message_of("m2")]) == 1
+        finally:
+            await first.close()
+            await second.close()
 
 
 @pytest.mark.parametrize("amid", [b"BEGIN;", b"INSERT INTO", COMMIT[:-1]], ids=["begin", "insert", "commit"])

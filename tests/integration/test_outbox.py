@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import math
-import os
 from collections.abc import Callable
 from typing import Any
 
@@ -24,6 +23,7 @@ from relay.message import PayloadType
 from relay.servers import PostgresServer
 from tests.conftest import eventually
 from tests.integration.relay import ALL, Relay, insert, request
+from tests.roles import login_role
 
 # ---------------------------------------------------------------- open
 
@@ -157,28 +157,26 @@ async def test_a_session_of_another_role_is_not_taken_for_gone(
 ) -> None:
     """One login a pod: PostgreSQL hides from each when the sessions of the others began. Where one has ended shows."""
     name = database_url.rpartition("/")[2]
-    roles = [f"relay_{os.getpid()}_{number}" for number in range(2)]
-    relays = [Relay(postgres_server.url(name, user=role), role) for role in roles]
-    try:
-        for role in roles:
-            await database.execute(f"CREATE ROLE {role} LOGIN")
+    async with login_role(database) as one, login_role(database) as other:
+        a, b = (Relay(postgres_server.url(name, user=role), role) for role in (one, other))
+        for role in (one, other):
             await migrate.run(database_url, role=role)
-        a, b = await relays[0].start(), await relays[1].start(0)
-        assert len(a.epochs) == ALL
-        assert (await b.renew({}, available=True)).claimable == 0
-        assert await b.claim(ALL) == []
-        await a.close()
+        try:
+            await a.start()
+            await b.start(0)
+            assert len(a.epochs) == ALL
+            assert (await b.renew({}, available=True)).claimable == 0
+            assert await b.claim(ALL) == []
+            await a.close()
 
-        async def is_orphaned() -> bool:
-            return (await b.renew({}, available=True)).claimable == ALL
+            async def is_orphaned() -> bool:
+                return (await b.renew({}, available=True)).claimable == ALL
 
-        await eventually(is_orphaned)
-        assert len(await b.claim(ALL)) == ALL
-    finally:
-        for relay in relays:
-            await relay.close()
-        for role in roles:
-            await database.execute(f"DROP OWNED BY {role}; DROP ROLE {role}")
+            await eventually(is_orphaned)
+            assert len(await b.claim(ALL)) == ALL
+        finally:
+            await a.close()
+            await b.close()
 
 
 async def test_only_ones_own_epoch_is_renewed(database: asyncpg.Connection, started: Callable[..., Relay]) -> None:

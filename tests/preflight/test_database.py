@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 import time
 from pathlib import Path
@@ -19,6 +18,7 @@ from relay.servers import PostgresServer
 from tests.conftest import eventually
 from tests.integration.conftest import database
 from tests.integration.test_outbox_proxy import proxy_url
+from tests.roles import login_role
 
 __all__ = ["database", "proxy_url"]  # fixtures
 
@@ -113,11 +113,8 @@ async def test_old_transactions_and_dead_rows(
 async def test_what_a_role_may_do(
     database: asyncpg.Connection, database_url: str, postgres_server: PostgresServer
 ) -> None:
-    name = database_url.rpartition("/")[2]
-    role = f"relay_{os.getpid()}"
-    url = postgres_server.url(name, user=role)
-    await database.execute(f"CREATE ROLE {role} LOGIN CONNECTION LIMIT 2")
-    try:
+    async with login_role(database, "CONNECTION LIMIT 2") as role:
+        url = postgres_server.url(database_url.rpartition("/")[2], user=role)
         await migrate.run(database_url, role=role)
         assert "nothing beyond" in await found(url, "least rights", Level.OK)
         assert "all that" in await found(url, "rights", Level.OK)
@@ -129,18 +126,14 @@ async def test_what_a_role_may_do(
         await database.execute(f"REVOKE UPDATE ON outbox FROM {role}")
         await database.execute(f"GRANT UPDATE (sent_at, aside, due_at, attempts) ON outbox TO {role}")
         assert "UPDATE (sent_at, ...)" in await found(url, "rights", Level.ERROR)
-    finally:
-        await database.execute(f"DROP OWNED BY {role}; DROP ROLE {role}")
 
 
 async def test_each_right_that_a_migration_grants_is_missed(
     database: asyncpg.Connection, database_url: str, postgres_server: PostgresServer
 ) -> None:
     """Or a relay starts, and the first row that needs it is refused again and again."""
-    role = f"relay_{os.getpid()}"
-    url = postgres_server.url(database_url.rpartition("/")[2], user=role)
-    await database.execute(f"CREATE ROLE {role} LOGIN")
-    try:
+    async with login_role(database) as role:
+        url = postgres_server.url(database_url.rpartition("/")[2], user=role)
         await migrate.run(database_url, role=role)
         granted = await database.fetch(
             "SELECT privilege_type AS privilege, string_agg(column_name, ', ') AS columns, table_name AS on_what"
@@ -161,30 +154,24 @@ async def test_each_right_that_a_migration_grants_is_missed(
             bad = [finding for finding in await findings(url) if finding.level is Level.ERROR]
             assert bad, f"relay check did not miss {text}"
             await database.execute(f"GRANT {text} TO {role}")
-    finally:
-        await database.execute(f"DROP OWNED BY {role}; DROP ROLE {role}")
 
 
 async def test_connections_of_other_roles_count(
     database: asyncpg.Connection, database_url: str, postgres_server: PostgresServer
 ) -> None:
     """Who is no member of pg_read_all_stats saw its own alone: 97 of 100 were taken, and all was well."""
-    role = f"counting_{os.getpid()}"
-    url = postgres_server.url(database_url.rpartition("/")[2], user=role)
 
-    async def left() -> int:
+    async def left(url: str) -> int:
         (finding,) = [finding for finding in await findings(url) if finding.check == "connections"]
         return int(finding.text.split()[0])
 
-    await database.execute(f"CREATE ROLE {role} LOGIN")
-    try:
-        before = await left()
+    async with login_role(database) as role:
+        url = postgres_server.url(database_url.rpartition("/")[2], user=role)
+        before = await left(url)
         others = [await asyncpg.connect(database_url) for _ in range(5)]
-        assert await left() == before - 5
+        assert await left(url) == before - 5
         for other in others:
             await other.close()
-    finally:
-        await database.execute(f"DROP ROLE {role}")
 
 
 async def test_behind_a_pooling_proxy(proxy_url: str) -> None:
