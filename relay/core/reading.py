@@ -111,10 +111,6 @@ class Reading:
         self._outstanding = None
 
     @property
-    def shards(self) -> Iterable[int]:
-        return self._cursors.keys()
-
-    @property
     def cursors(self) -> Mapping[int, int]:
         return self._cursors
 
@@ -174,12 +170,8 @@ class Reading:
 
     # ------------------------------------------------------------ R2, R3
 
-    def has_news(self) -> bool:
-        """Whether a page can find something that the last check knows of."""
-        return bool(self.behind(self._cursors))
-
     def behind(self, shards: Iterable[int]) -> list[int]:
-        """Those of the shards in which it can."""
+        """Those of the shards in which a page can find something that the last check knows of."""
         last = self._last_seq
         if last is None:
             return []

@@ -274,7 +274,7 @@ class Reader:
                 settling = asyncio.create_task(self._settle(rows)) if rows else None
             if settling is not None:
                 quiet = 0
-            elif is_over() and not self.reading.has_news() and self.reading.open_writers == 0:
+            elif is_over() and not self.reading.behind(self.reading.cursors) and self.reading.open_writers == 0:
                 quiet += 1
         await self._renew()
 
