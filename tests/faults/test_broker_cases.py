@@ -10,6 +10,7 @@ from typing import Final
 import aio_pika
 import pytest
 
+from bench.procfs import run_time_s
 from tests.e2e.conftest import LADDER, QUEUE, Daemon, Site
 from tests.e2e.ledger import ledger
 from tests.faults.stage import IN_FLIGHT, Stage
@@ -107,18 +108,19 @@ async def test_case_11_the_first_of_two_urls_dies(site: Site, how: str) -> None:
         (await ledger(site.database, site.amqp_url)).assert_complete(duplicates_max=100)
 
 
-async def _livez_s(stage_daemon: Daemon) -> float:
-    began = time.monotonic()
-    status, _ = await asyncio.to_thread(stage_daemon.get, "/livez")
+async def _livez_s(daemon: Daemon) -> float:
+    """Seconds of the relay's own CPU until it answered: what it does before it gets to a probe, on whatever machine."""
+    began_s = run_time_s(daemon.process.pid)
+    status, _ = await asyncio.to_thread(daemon.get, "/livez")
     assert status == 200
-    return time.monotonic() - began
+    return run_time_s(daemon.process.pid) - began_s
 
 
 @pytest.mark.parametrize("rows", [pytest.param(12, id="short"), pytest.param(1000, id="as-written", marks=LONG)])
 async def test_case_41_large_rows_on_a_fifth_of_a_cpu(site: Site, rows: int) -> None:
     """A heartbeat of 5 s, rows of 1 MiB with headers of 2,000 keys, and a relay that runs 20 ms of each 100 ms.
 
-    A probe's patience is a second by default. (The slowest of 3,125 answers took 0.5 s at a load of 11 on two cores.)"""
+    A probe's patience is a second by default, in which such a relay runs for a fifth of one."""
     await site.database.execute(
         "INSERT INTO outbox (event_type, aggregate_id, payload, headers)"
         " SELECT 'ok.x', (n % 20)::text, json_build_object('d', repeat('x', 1024 * 1024)),"
@@ -132,7 +134,7 @@ async def test_case_41_large_rows_on_a_fifth_of_a_cpu(site: Site, rows: int) -> 
         while await site.unsent():
             slowest_s = max(slowest_s, await _livez_s(daemon))
             assert daemon.process.poll() is None
-        assert slowest_s < 1.0, f"/livez took {slowest_s:.2f} s, of which four fifths are spent standing still"
+        assert slowest_s < 0.2, f"/livez took {slowest_s:.3f} s of CPU"
     assert daemon.metric("relay_reconnects_total") == 0, daemon.text()
     assert await site.database.fetchval("SELECT count(*) FROM outbox WHERE sent_at IS NOT NULL") == rows
 

@@ -35,7 +35,8 @@ CASE_18_P95_MS: Final = 200
 @pytest.mark.parametrize("seconds", [pytest.param(3.0, id="short"), pytest.param(600.0, id="as-written", marks=LONG)])
 async def test_case_18_an_old_reader_stops_nobody(stage: Stage, seconds: float) -> None:
     """A REPEATABLE READ transaction stays open; what is committed meanwhile, 500 rows a second, arrives meanwhile. (How fast:
-    `bench`; here the rate and the 95th percentiles of INSERT to mark, before and meanwhile, are recorded.)"""
+    `bench`; here the rate and the 95th percentiles of INSERT to mark, before and meanwhile, are recorded, and compared over
+    the ten minutes only: of a few seconds one hiccup of the machine is the 95th percentile.)"""
     await stage.up(2)
     stage.load.pace(CASE_18_ROWS_S)
     before_ms, _ = await _latency_ms(stage, seconds / 10)
@@ -49,8 +50,9 @@ async def test_case_18_an_old_reader_stops_nobody(stage: Stage, seconds: float) 
         await reader.close()
     found = f"p95 before {before_ms:.0f} ms, while it was open {while_open_ms:.0f} ms at {rows_s:.0f} rows/s"
     stage.record("case_18", found)
-    assert rows_s >= 0.9 * CASE_18_ROWS_S, found
-    assert while_open_ms < 3 * max(before_ms, CASE_18_P95_MS), found
+    if seconds > 60:
+        assert rows_s >= 0.9 * CASE_18_ROWS_S, found
+        assert while_open_ms < 3 * max(before_ms, CASE_18_P95_MS), found
     await stage.verdict(
         f"a reading transaction open for {seconds:.0f} s at {rows_s:.0f} rows/s (case 18)", copies_max=0
     )
