@@ -7,7 +7,11 @@ from dataclasses import replace
 
 import pytest
 
+from relay.housekeeping import SEARCH_INTERVAL_S, SEARCH_SHARDS
+
 from .steps import aside, is_aside, owns, play, settings
+from .tables import DatabaseOptions
+from .wire import Call
 from .world import World
 
 RETENTION_S = 30.0
@@ -104,3 +108,25 @@ def test_r5_lowering_in_both_modes(marks_sent: bool) -> None:
         await world.delivered(*world.add("a"), timeout_s=90.0)
 
     play(script, settings(marks_sent=marks_sent))
+
+
+def test_r5_a_search_is_a_few_shards_at_a_time() -> None:
+    """Each row that was deleted since the last search costs a visit, while nothing is read: with all shards in one statement a
+    quarter of a second under load, which is all that it is given."""
+
+    async def script(world: World) -> None:
+        relay = world.start()
+        await owns(world, relay)
+        searches: list[set[int]] = []
+
+        def seen(call: Call) -> bool:
+            assert isinstance(call.argument, list)
+            searches.append({shard for shard, _ in call.argument})
+            return False
+
+        world.stop_at("search", when=seen)
+        await asyncio.sleep(SEARCH_INTERVAL_S + 1.0)
+        assert max(map(len, searches)) <= SEARCH_SHARDS
+        assert set().union(*searches) == set(world.database.shards), "each has its turn"
+
+    play(script, settings(), DatabaseOptions(shards_used=64))
