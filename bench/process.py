@@ -86,7 +86,7 @@ class Relay:
 
     def wait_until_ready(self) -> float:
         """Seconds from the start of the process to the first 200 of /readyz. Raises BenchFailed."""
-        deadline = self.started_at + READY_TIMEOUT_S
+        deadline = time.monotonic() + READY_TIMEOUT_S
         while time.monotonic() < deadline:
             if self._get("/readyz") is not None:
                 return time.monotonic() - self.started_at

@@ -37,9 +37,12 @@ SPARED_MAX: Final = 1000
 SEARCH_INTERVAL_S: Final = 10.0
 """In which all shards have their turn."""
 
-SEARCH_SHARDS: Final = 8
-"""A statement. It visits each row that was deleted since the last one, and nothing is read meanwhile: at 15,000 rows a second
-20 ms, where all 64 shards at once took a sixth to a quarter of a second, which is all that it may."""
+SEARCH_SHARDS_MAX: Final = 8
+"""A statement. It visits each row that was deleted since the shard's last turn, and nothing is read meanwhile: at 15,000 rows a
+second 20 ms where the table is in memory, and ten times as much where it is not."""
+
+SEARCH_SLOW_S: Final = 0.08
+"""Longer than that: half as many shards the next time, down to one. A quarter of a second is all that it is given."""
 
 SEARCH_ROWS: Final = 40
 """A position: with 64 shards about 250 rows a second."""
@@ -100,6 +103,8 @@ class Housekeeping:
             self._chores.append(_Chore("retention_refused", DISCARD_INTERVAL_S, self._discard_parked))
         self._searched: dict[int, int] = {}
         """Per shard, up to where the rows below the floor have been looked at in this round."""
+        self._search_shards = SEARCH_SHARDS_MAX
+        """So many have the next turn."""
         self._search_after = -1
         """The shard that was searched last; the next turn is that of those above."""
         self._rows_below = 0
@@ -216,8 +221,10 @@ class Housekeeping:
         began = engine.clock.now()
         mine = sorted(engine.reading.cursors)
         left = [shard for shard in mine if shard > self._search_after] or mine
-        shards, is_last = left[:SEARCH_SHARDS], len(left) <= SEARCH_SHARDS
-        # Also where it is refused: the others are not to wait for shards that cannot be searched.
+        shards = left[: self._search_shards]
+        is_last = len(shards) == len(left)
+        # For where it is refused: fewer the next time, and the others do not wait for those that cannot be searched.
+        self._search_shards = max(1, len(shards) // 2)
         self._search_after = -1 if is_last else shards[-1]
         positions = [(shard, _BOTTOM) for shard in shards]
         positions += [(shard, self._searched[shard]) for shard in shards if shard in self._searched]
@@ -239,8 +246,11 @@ class Housekeeping:
                 lowest_seq=min(searched.lowered.values()) + 1,
                 reason="rows that were never sent lay below: a setval, or rows put back",
             )
-        interval_s = SEARCH_INTERVAL_S * len(shards) / len(mine)
-        return max(interval_s, SEARCH_BREATH * (engine.clock.now() - began))
+        took_s = engine.clock.now() - began
+        if took_s < SEARCH_SLOW_S:
+            is_quick = 2 * took_s < SEARCH_SLOW_S
+            self._search_shards = min(SEARCH_SHARDS_MAX, 2 * len(shards)) if is_quick else len(shards)
+        return max(SEARCH_INTERVAL_S * len(shards) / len(mine), SEARCH_BREATH * took_s)
 
     async def _discard_parked(self) -> float | None:
         """O2."""

@@ -11,6 +11,7 @@ from bench import native
 from bench.ceiling import Ceiling, run_ceiling
 from bench.errors import BenchFailed, Unavailable
 from bench.load import Load, row_id
+from bench.process import Relay
 from bench.procfs import children
 from bench.proof import check_outcomes, check_queue, prove_queue
 from bench.relay_run import Drain, run_relay
@@ -53,6 +54,13 @@ def test_a_trickle_times_every_row_at_the_confirm_and_at_the_consumer(rig: Rig) 
         # From when it was due includes the commit itself.
         assert run["from_due"]["p50_ms"] > run["p50_ms"]
     assert batches["messages"] % 10 == 0
+
+
+def test_a_relay_that_ran_for_minutes_is_still_asked_whether_it_is_ready(rig: Rig) -> None:
+    """The patience began with the process: each drain of more than a minute failed at its end."""
+    with rig.fresh_database() as database, rig.fresh_queue(), Relay(rig, database) as relay:
+        relay.started_at -= 600.0
+        assert relay.wait_until_ready() > 600.0
 
 
 def test_the_rows_of_a_commit_and_of_the_next_are_of_other_keys(rig: Rig) -> None:

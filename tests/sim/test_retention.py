@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
 
-from relay.housekeeping import SEARCH_INTERVAL_S, SEARCH_SHARDS
+from relay.core.ports.outbox import Searched
+from relay.errors import DatabaseRefused
+from relay.housekeeping import SEARCH_INTERVAL_S, SEARCH_SHARDS_MAX
 
+from .outbox import FakeOutbox
 from .steps import aside, is_aside, owns, play, settings
 from .tables import DatabaseOptions
 from .wire import Call
@@ -126,7 +130,28 @@ def test_r5_a_search_is_a_few_shards_at_a_time() -> None:
 
         world.stop_at("search", when=seen)
         await asyncio.sleep(SEARCH_INTERVAL_S + 1.0)
-        assert max(map(len, searches)) <= SEARCH_SHARDS
+        assert max(map(len, searches)) <= SEARCH_SHARDS_MAX
         assert set().union(*searches) == set(world.database.shards), "each has its turn"
+
+    play(script, settings(), DatabaseOptions(shards_used=64))
+
+
+def test_r5_a_refused_search_is_of_fewer_shards_the_next_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And of others: those that cannot be searched in time keep nobody from it."""
+    searches: list[list[int]] = []
+    search = FakeOutbox._search
+
+    def refused_once(outbox: FakeOutbox, positions: Sequence[tuple[int, int]], limit: int) -> Searched:
+        searches.append(sorted({shard for shard, _ in positions}))
+        if len(searches) == 1:
+            raise DatabaseRefused("canceling statement due to statement timeout")
+        return search(outbox, positions, limit)
+
+    monkeypatch.setattr(FakeOutbox, "_search", refused_once)
+
+    async def script(world: World) -> None:
+        world.start()
+        await world.until(lambda: len(searches) > 2, 60.0)
+        assert searches[:3] == [list(range(8)), list(range(8, 12)), list(range(12, 20))]
 
     play(script, settings(), DatabaseOptions(shards_used=64))
