@@ -297,8 +297,9 @@ class PostgresOutbox:
                 "due", shards, list(cursors.values()), limit, self._is_ordered, self._instance, list(here)
             )
             ((later_s,),) = await session.read("due_later", shards)
-        released, blocked = due_rows(records)
-        return Due(released, blocked, None if later_s is None or math.isinf(later_s) else later_s)
+        released, blocked = due_rows(record[:-1] for record in records)
+        has_more = len(records) >= limit or any(record["is_more"] for record in records)
+        return Due(released, blocked, None if later_s is None or math.isinf(later_s) else later_s, has_more)
 
     async def followers(self, heads: Sequence[Row], cursors: Mapping[int, int], limit: int) -> Sequence[Row]:
         keys = [row.key for row in heads if row.key is not None]

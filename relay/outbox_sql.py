@@ -134,7 +134,7 @@ def texts(schema: Schema, system_identifier: str) -> dict[str, str]:
         "raw": raw_sql(schema.payload_type),
         "fingerprint": fingerprint_sql(schema, system_identifier),
     }
-    for part in ("backlog_estimate", "blocker"):
+    for part in ("backlog_estimate", "blocker", "is_due"):
         values[part] = fill(sql_file(f"parts/{part}.sql"), values).rstrip()
     texts = {}
     for name in _QUERIES:

@@ -43,7 +43,7 @@ ARM_RETRY_S = 0.5
 LISTEN_S = 5.0
 """While another relay has the lock: whether it still has is looked at so often. One that is killed does not ring."""
 
-DUE_ROWS = 200
+DUE_ROWS = 500
 DUE_RETRY_S = 0.05
 FOLLOWER_ROWS = 200
 FOLLOWER_ROWS_EACH = 100
@@ -419,8 +419,8 @@ class Reader:
         blocked = chains.admit_blocked(engine.reading.fresh(due.blocked))
         engine.test(blocked)
         brought += len(blocked)
-        if len(due.released) + len(due.blocked) >= limit:
-            # There may be more. None of these was news: not at once.
+        if due.has_more:
+            # None of these was news: not at once.
             engine.note_due(0.0 if brought else DUE_RETRY_S)
         elif due.next_due_in_s is not None:
             engine.note_due(max(due.next_due_in_s, POLL_MAX_S))

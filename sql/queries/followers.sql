@@ -17,5 +17,5 @@ SELECT found.aside, {shard_of_o} AS shard, {raw}
                AND (NOT (SELECT EXISTS (SELECT FROM {fault})) OR (SELECT 1 FROM {fault} u WHERE u.seq = b.seq AND u.id = b.id) IS NULL)
              ORDER BY b.seq LIMIT $5::int) n) found
   JOIN {table} o ON o.ctid = found.c
- WHERE found.is_next) x
+ WHERE found.is_next OFFSET 0) x
  ORDER BY x.seq

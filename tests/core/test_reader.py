@@ -112,7 +112,7 @@ async def test_rows_that_are_due_come_while_there_is_room_in_bytes() -> None:
 
     def due(cursors: object, limit: int, here: list[int]) -> Due:
         limits.append(limit)
-        return Due([row for row in rows if row.seq not in here][:limit], [], None)
+        return Due([row for row in rows if row.seq not in here][:limit], [], None, has_more=True)
 
     parts = reading_parts(EngineSettings(bytes_max=2**20), due=due)
     parts.link.takes_max = 0

@@ -246,6 +246,32 @@ async def case_due_gives_so_many_the_longest_due_first(table: Table) -> None:
     assert [row.seq for row in (await outbox.due(cursors, 10)).released] == [3, 2, 1]
     assert [row.seq for row in (await outbox.due(cursors, 1, [3, 1])).released] == [2], "but for those that are here"
     assert list((await outbox.due(cursors, 10, [1, 2, 3])).released) == []
+    assert [(await outbox.due(cursors, limit)).has_more for limit in (2, 10)] == [True, False]
+
+
+async def case_due_tells_of_a_shard_that_has_more_than_its_share(table: Table) -> None:
+    """Fewer came than were asked for, and yet there are more."""
+    outbox = await table.relay("a")
+    claims = await claim_all(outbox)
+    await table.insert("hot", 14)
+    for number in range(20):
+        await table.insert(f"k{number}")
+    rows = sorted((await read(outbox, claims)).rows, key=lambda row: row.seq)
+    by_shard = {row.shard: row for row in rows if row.shard != rows[0].shard}
+    waiting = rows[:14] + list(by_shard.values())[:5]
+    for row in waiting:
+        await defer(outbox, claims, [row], 0.0, Aside.DEFERRED)
+    cursors = {row.shard: 34 for row in waiting}
+    here: set[int] = set()
+    has_more = True
+    while has_more:
+        due = await outbox.due(cursors, 12, sorted(here))
+        found = {row.seq for row in [*due.released, *due.blocked]}
+        assert found, "nothing more, it was said"
+        assert len(found) <= 12
+        here |= found
+        has_more = due.has_more
+    assert here == {row.seq for row in waiting}
 
 
 async def case_an_owed_promotion_is_made_up_for(table: Table) -> None:

@@ -355,7 +355,7 @@ class FakeOutbox(Settling):
             target.append(self._row(row, database.options.due_inline_bytes))
         if due:
             self._note("due", f"{[row.id for row in released]} blocked {[row.id for row in blocked]}")
-        return Due(released, blocked, min(later) - now if later else None)
+        return Due(released, blocked, min(later) - now if later else None, has_more=len(due) >= limit)
 
     async def followers(self, heads: Sequence[Row], cursors: Mapping[int, int], limit: int) -> Sequence[Row]:
         statement = at_once(lambda: self._followers(heads, dict(cursors), limit))

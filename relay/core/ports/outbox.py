@@ -134,12 +134,13 @@ class Due:
 
     `released`: may go: the lowest holding row of its key, or a scheduled one without a blocker.
     `blocked`: due with a holding row of its key below: to be moved to `held` (under the lock).
-    `next_due_in_s`: when to ask again; `None` when nothing waits.
+    `next_due_in_s`: when to ask again; `None` when nothing waits. `has_more`: there may be more that is due by now.
     """
 
     released: Sequence[Row]
     blocked: Sequence[Row]
     next_due_in_s: float | None
+    has_more: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -357,7 +358,8 @@ class Outbox(Protocol):
         ...
 
     async def due(self, cursors: Mapping[int, int], limit: int, here: Sequence[int] = ()) -> Due:
-        """The oldest due rows at or below the shards' cursors, at most `limit`, but for those with the `seq`s in `here`."""
+        """The oldest due rows at or below the shards' cursors, at most `limit` and each shard's share of that, but for those with
+        the `seq`s in `here`."""
         ...
 
     async def followers(self, heads: Sequence[Row], cursors: Mapping[int, int], limit: int) -> Sequence[Row]:
