@@ -5,8 +5,8 @@ What AMQP or RabbitMQ could not carry exactly raises MessageInvalid before a del
 because the broker's own answer would be to close the channel or the connection under everybody's messages.
 Lengths are bytes, not characters.
 
-Two ways lead to the same bytes. A row with ordinary columns only is put together from segments that are
-cached by its event type and aggregate type (its *shape*); rows with rarer columns or headers of their own
+Two ways lead to the same bytes. A row with ordinary columns only, or with those that trace an event beside them, is put together
+from segments that are cached by its event type and aggregate type (its *shape*); rows with other columns or headers of their own
 take the general way. Both caches are bounded: emptied when full, as shapes that never repeat are not worth an
 eviction order.
 """
@@ -88,22 +88,27 @@ class Encoder:
         self._shape_routes = router.fields <= {"event_type", "aggregate_type", "schema_version"}
         # What stands between the frame's size and the header table: class and weight, body size, flags,
         # content type, the table's length.
-        properties = U16(_CONTENT_TYPE | _ALWAYS) + short("content_type", self._content_type)
+        content_type = short("content_type", self._content_type)
+        properties = U16(_CONTENT_TYPE | _ALWAYS) + content_type
         self._sizes = Struct(f">IIQ{len(properties)}sI").pack
         self._properties = properties
+        self._traced_properties = {
+            flags: U16(_CONTENT_TYPE | _ALWAYS | flags) + content_type
+            for flags in (0, _CORRELATION_ID, _APP_ID, _CORRELATION_ID | _APP_ID)
+        }
         self._fixed_size = 4 + 8 + len(properties) + 4
 
     def encode_run(
         self, rows: Sequence[Row], first: int, exchange: str, bytes_room: int, out: list[bytes]
     ) -> tuple[int, int]:
         """Append the frames, in pieces, of `rows[first]` and those behind it to `out`, as long as they are ordinary: without
-        rarer columns or headers, for this exchange, with nothing that has to be refused (all others take `encode`), and
-        until `bytes_room` is used up. Returns how many rows these are, and their bytes. Raises nothing.
+        headers and rarer columns other than `_traced` knows, for this exchange, with nothing that has to be refused (all others take
+        `encode`), and until `bytes_room` is used up. Returns how many rows these are, and their bytes. Raises nothing.
         """
         # Once a message: local names, nothing called that need not be.
         shapes, seconds, sizes = self._shapes, self._seconds, self._sizes
         is_plain, wrap, route = self._is_plain, self._envelope.wrap, self._router.route
-        properties, body_head, frame_max = self._properties, self._body_head, self._frame_payload_max
+        ordinary, body_head, frame_max = self._properties, self._body_head, self._frame_payload_max
         body_max = min(frame_max, self._body_bytes_max)
         stamp_of, occurred_at, timestamp = math.nan, b"", b""
         at, total = first, 0
@@ -111,7 +116,7 @@ class Encoder:
             for at in range(first, len(rows)):
                 row = rows[at]
                 assert row.is_loaded, "the body is fetched before the row goes"
-                if total >= bytes_room or row.rare is not None or row.headers is not None:
+                if total >= bytes_room or row.headers is not None:
                     break
                 shape = shapes.get((row.event_type, row.aggregate_type)) or self._shape(row)
                 if (method := shape.method) is not None:
@@ -129,7 +134,18 @@ class Encoder:
                     key = aggregate_id.encode()
                     key_head = _KEY_HEAD(_AGGREGATE_ID, len(key))
                     table_size = shape.table_size + _KEY_OVERHEAD + len(key)
+                # (An id beyond what a short string holds is an IndexError here.)
+                properties, mode, type_ = ordinary, _MODE_AND_LENGTH[len(message_id)], shape.type_
                 size = shape.fixed_size + table_size + len(message_id)
+                if (rare := row.rare) is not None:
+                    if (traced := self._traced(rare)) is None:
+                        break
+                    properties, entries, correlation_id, app_id = traced
+                    key += entries
+                    table_size += len(entries)
+                    mode = b"".join((_PERSISTENT, correlation_id, U8[len(message_id)]))
+                    type_ = type_[:-1] + app_id + _END
+                    size += len(entries) + len(correlation_id) + len(app_id)
                 if row.occurred_at != stamp_of:
                     # Rows of one transaction share their time.
                     stamp_of = row.occurred_at
@@ -138,7 +154,7 @@ class Encoder:
                     second, micro = divmod(round(stamp_of * 1e6), 1_000_000)
                     up_to_second, timestamp = seconds.get(second) or self._second(second)
                     occurred_at = up_to_second + b"%06dZ" % micro
-                if goes_to != exchange or len(message_id) > 255 or size > frame_max or length > body_max:
+                if goes_to != exchange or size > frame_max or length > body_max:
                     break
                 out += (
                     method,
@@ -147,10 +163,10 @@ class Encoder:
                     occurred_at,
                     key_head,
                     key,
-                    _MODE_AND_LENGTH[len(message_id)],
+                    mode,
                     message_id,
                     timestamp,
-                    shape.type_,
+                    type_,
                 )
                 total += len(method) + _SIZE_AND_END + size
                 if length:
@@ -161,6 +177,28 @@ class Encoder:
         except Exception:  # noqa: BLE001 - `encode` meets it again, and says what is wrong with that row
             return at - first, total
         return at - first, total
+
+    def _traced(self, rare: dict[str, Any]) -> tuple[bytes, bytes, bytes, bytes] | None:
+        """(flags and content type, entries of the header table, correlation id, app id) of a row that has no rarer columns than these,
+        as most have where events are traced; None for any other. Raises MessageInvalid."""
+        # When it was due says nothing to a consumer.
+        found, flags = int("available_at" in rare), 0
+        entries = correlation_id = app_id = b""
+        for column, name in _HEADER_COLUMNS:
+            if (value := rare.get(column)) is not None:
+                found += 1
+                entries += name + field(value, column)
+        if (value := rare.get("correlation_id")) is not None:
+            found += 1
+            flags = _CORRELATION_ID
+            correlation_id = short("correlation_id", value)
+        if (value := rare.get("producer")) is not None:
+            found += 1
+            flags |= _APP_ID
+            app_id = short("producer", value)
+        if found != len(rare):
+            return None
+        return self._traced_properties[flags], entries, correlation_id, app_id
 
     @of_the_row
     def encode(self, row: Row, database_now: Callable[[], float]) -> tuple[str, bytes]:

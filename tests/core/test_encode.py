@@ -157,8 +157,21 @@ def attempt(encode: Callable[[Row, Callable[[], float]], tuple[str, bytes]], row
 
 
 texts = st.text(st.characters(codec="utf-8"), max_size=80)
+traced = st.fixed_dictionaries(
+    {},
+    optional={
+        "aggregate_version": st.integers(-(2**63), 2**63 - 1),
+        "correlation_id": st.text(st.characters(codec="utf-8"), max_size=300),
+        "causation_id": texts,
+        "producer": st.text(st.characters(codec="utf-8"), max_size=300),
+        "traceparent": texts,
+        "tracestate": texts,
+        "available_at": st.floats(0, 4e9),
+    },
+)
 plain_rows = st.builds(
     make_row,
+    rare=st.none() | traced,
     id=texts,
     event_type=texts,
     aggregate_type=st.none() | texts,
@@ -186,6 +199,11 @@ def test_both_ways_lead_to_the_same_bytes(row: Row, route: tuple[str, str]) -> N
     assert message.headers.get("aggregate_type") == row.aggregate_type
     assert message.headers.get("aggregate_id") == row.aggregate_id
     assert message.body == (row.payload or b"")
+    for column in row.rare or {}:
+        if column != "available_at":
+            where = {"correlation_id": message.properties, "producer": message.properties}.get(column, message.headers)
+            assert row.rare is not None
+            assert where[{"producer": "app_id"}.get(column, column)] == row.rare[column]
     moment = datetime.fromisoformat(message.headers["occurred_at"])
     assert abs(moment.timestamp() - row.occurred_at) < 5e-7
     assert message.properties["timestamp"] == moment.replace(microsecond=0)
@@ -446,7 +464,8 @@ def test_the_caches_are_bounded() -> None:
 def test_a_run_ends_where_a_row_needs_a_closer_look_or_the_room_is_used_up() -> None:
     one = encoder()
     rows = [make_row(id=f"m{number}", payload=b"x" * 100) for number in range(6)]
-    rows[3].rare = {"priority": 1}
+    rows[2].rare = {"correlation_id": "c", "traceparent": "00-aa-bb-01"}
+    rows[3].rare = {"correlation_id": "c", "priority": 1}
     alone = [in_run(one, row) for row in rows]
     out: list[bytes] = []
     assert one.encode_run(rows, 0, "events", 2**30, out)[0] == 3
