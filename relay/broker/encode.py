@@ -5,10 +5,9 @@ What AMQP or RabbitMQ could not carry exactly raises MessageInvalid before a del
 because the broker's own answer would be to close the channel or the connection under everybody's messages.
 Lengths are bytes, not characters.
 
-Two ways lead to the same bytes. A row with ordinary columns only, or with those that trace an event beside them, is put together
-from segments that are cached by its event type and aggregate type (its *shape*); rows with other columns or headers of their own
-take the general way. Both caches are bounded: emptied when full, as shapes that never repeat are not worth an
-eviction order.
+Two ways lead to the same bytes. A row with ordinary columns, headers and what traces an event is put together from segments
+that are cached by its event type and aggregate type (its *shape*); rows with other columns take the general way. Both caches
+are bounded: emptied when full, as shapes that never repeat are not worth an eviction order.
 """
 
 from __future__ import annotations
@@ -102,7 +101,7 @@ class Encoder:
         self, rows: Sequence[Row], first: int, exchange: str, bytes_room: int, out: list[bytes]
     ) -> tuple[int, int]:
         """Append the frames, in pieces, of `rows[first]` and those behind it to `out`, as long as they are ordinary: without
-        headers and rarer columns other than `_traced` knows, for this exchange, with nothing that has to be refused (all others take
+        rarer columns other than `_traced` knows, for this exchange, with nothing that has to be refused (all others take
         `encode`), and until `bytes_room` is used up. Returns how many rows these are, and their bytes. Raises nothing.
         """
         # Once a message: local names, nothing called that need not be.
@@ -116,7 +115,7 @@ class Encoder:
             for at in range(first, len(rows)):
                 row = rows[at]
                 assert row.is_loaded, "the body is fetched before the row goes"
-                if total >= bytes_room or row.headers is not None:
+                if total >= bytes_room:
                     break
                 shape = shapes.get((row.event_type, row.aggregate_type)) or self._shape(row)
                 if (method := shape.method) is not None:
@@ -136,6 +135,7 @@ class Encoder:
                     table_size = shape.table_size + _KEY_OVERHEAD + len(key)
                 # (An id beyond what a short string holds is an IndexError here.)
                 properties, mode, type_ = ordinary, _MODE_AND_LENGTH[len(message_id)], shape.type_
+                table = shape.table
                 size = shape.fixed_size + table_size + len(message_id)
                 if (rare := row.rare) is not None:
                     if (traced := self._traced(rare)) is None:
@@ -146,6 +146,11 @@ class Encoder:
                     mode = b"".join((_PERSISTENT, correlation_id, U8[len(message_id)]))
                     type_ = type_[:-1] + app_id + _END
                     size += len(entries) + len(correlation_id) + len(app_id)
+                if row.headers is not None:
+                    own = self._own_entries(row, row.headers)
+                    table = own + table
+                    table_size += len(own)
+                    size += len(own)
                 if row.occurred_at != stamp_of:
                     # Rows of one transaction share their time.
                     stamp_of = row.occurred_at
@@ -159,7 +164,7 @@ class Encoder:
                 out += (
                     method,
                     sizes(size, _BASIC_CLASS, length, properties, table_size),
-                    shape.table,
+                    table,
                     occurred_at,
                     key_head,
                     key,
@@ -285,22 +290,24 @@ class Encoder:
             if (value := rare.get(column)) is not None:
                 entries += (name, field(value, column))
         if row.headers is not None:
-            own = own_headers(row.headers)
-            for ours in own.keys() & self._relays_headers(row, rare):
-                del own[ours]
-            entries[:0] = [short("a header's name", each) + value for each, value in own.items()]
+            entries.insert(0, self._own_entries(row, row.headers))
         return long(b"".join(entries))
 
     @staticmethod
-    def _relays_headers(row: Row, rare: dict[str, Any]) -> set[str]:
-        """The names that the row's own headers give way to: those of columns that are set."""
-        names = {column for column, _ in _HEADER_COLUMNS if rare.get(column) is not None}
-        names |= {"schema_version", "occurred_at"}
+    def _own_entries(row: Row, headers: str) -> bytes:
+        """The row's own headers, which give way to those of columns that are set. Raises MessageInvalid."""
+        own = own_headers(headers)
+        own.pop("schema_version", None)
+        own.pop("occurred_at", None)
         if row.aggregate_type is not None:
-            names.add("aggregate_type")
+            own.pop("aggregate_type", None)
         if row.aggregate_id is not None:
-            names.add("aggregate_id")
-        return names
+            own.pop("aggregate_id", None)
+        if (rare := row.rare) is not None:
+            for column, _ in _HEADER_COLUMNS:
+                if rare.get(column) is not None:
+                    own.pop(column, None)
+        return b"".join([short("a header's name", each) + value for each, value in own.items()])
 
     def _shape(self, row: Row) -> _Shape:
         """The cached segments of the row's event type and aggregate type. Raises MessageInvalid."""
