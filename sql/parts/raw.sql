@@ -3,8 +3,8 @@
 --          (`concat_ws` leaves nulls out: 2 us where jsonb takes 10);
 --          part of page, load, reload, due and followers. The subselect that has it ends with LIMIT or OFFSET 0: else the
 --          planner puts these expressions wherever row.sql names them, and `rare` is made ten times a row.
--- Values:  {body_size} how many bytes the payload has, for its type.
-o.ctid, o.seq, o.id, o.event_type, o.aggregate_type, o.aggregate_id, o.payload, {body_size} AS body_size,
+-- Values:  {payload} the payload, and where it is not told from that how many bytes it has (`body_size`), for its type.
+o.ctid, o.seq, o.id, o.event_type, o.aggregate_type, o.aggregate_id, {payload},
 o.occurred_at, o.created_at, o.available_at,
 CASE WHEN ROW(o.aggregate_version, o.content_type, o.content_encoding, o.exchange, o.routing_key, o.correlation_id,
               o.causation_id, o.producer, o.traceparent, o.tracestate, o.priority, o.mandatory, o.expires_at,
