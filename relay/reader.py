@@ -44,6 +44,8 @@ LISTEN_S = 5.0
 """While another relay has the lock: whether it still has is looked at so often. One that is killed does not ring."""
 
 DUE_ROWS = 500
+"""A statement, whose look at what is in memory already costs the same for few."""
+
 DUE_RETRY_S = 0.05
 FOLLOWER_ROWS = 200
 FOLLOWER_ROWS_EACH = 100

@@ -4,7 +4,8 @@
 --          of the fault table is not released and holds nobody.
 --          Nothing of a shard that is another's in this snapshot (L8).
 -- Values:  $1 shards, $2 cursors, $3 rows in all, $4 whether keys are ordered, $5 instance, $6 `seq`s of rows that the
---          caller has: while those cannot go they would hide all others. (`NOT IN` a subselect is hashed; the array itself would be gone through for each row.)
+--          caller has: while those cannot go they would hide all others. (`NOT IN` a subselect is hashed; the array itself
+--          would be gone through for each row.)
 -- Locks:   none.
 -- Index:   {aside_due_index}, one descent a shard and a second one where something is due, then {aside_key_index} once a row.
 -- Caller:  relay/outbox.py `due`.

@@ -193,6 +193,14 @@ plain_rows = st.builds(
 )
 
 
+@given(plain_rows, st.sampled_from(["json", "cloudevents"]))
+def test_both_ways_lead_to_the_same_bytes_in_an_envelope(row: Row, name: str) -> None:
+    row.payload = b'{"a": 1}'
+    one = encoder(route=("e", "k"), envelope_name=name, source="/orders")
+    expected = attempt(one.encode, row)
+    assert in_run(one, row) == (None if isinstance(expected, str) else expected[1])
+
+
 @given(plain_rows, st.sampled_from([("ev", "{event_type}"), ("{id}x", "{id}.{event_type}"), ("e", "k")]))
 def test_both_ways_lead_to_the_same_bytes(row: Row, route: tuple[str, str]) -> None:
     one = encoder(route=route, frame_max=4096)
