@@ -30,6 +30,8 @@ COMPILED = [
     *(
         f"relay/core/{name}.py"
         for name in (
+            "backoff",
+            "chain",
             "chains",
             "held_keys",
             "holding",
@@ -38,6 +40,7 @@ COMPILED = [
             "ports/clock",
             "ports/outbox",
             "reading",
+            "ready",
             "settings",
             "window",
         )

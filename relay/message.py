@@ -10,7 +10,7 @@ from enum import IntEnum, StrEnum
 from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
-    from relay.core.chains import Chain
+    from relay.core.chain import Chain
 
 Ctid = str
 """A heap address as PostgreSQL writes it, "(block,offset)"; a hint only, a row's identity is `seq` and `id`."""

@@ -228,7 +228,7 @@ class Publisher:
             self._fail(rejection)
 
     def _until_backoff(self, now: float) -> float | None:
-        due = self._engine.chains.next_backoff()
+        due = self._engine.chains.backoff.next_due
         return None if due is None else max(0.001, due - now)
 
     def _allowance(self, now: float) -> int:
@@ -297,12 +297,12 @@ class Publisher:
         one's shard: what others could send has no room then. A queue that is full for a moment is no reason to set thousands
         aside."""
         chains, read_ahead_max = self._engine.chains, self._engine.settings.read_ahead_max
-        if chains.backing_off >= read_ahead_max // 4:
+        if len(chains.backoff) >= read_ahead_max // 4:
             return True
         if row.nacks < NACKS_CROWDED:
             return False
-        here = chains.kept_back_by(row)
-        in_all, of_shard = here + chains.kept_back_in_all(), here + chains.kept_back(row.shard)
+        here, backoff = chains.kept_back_by(row), chains.backoff
+        in_all, of_shard = here + backoff.kept_back_in_all(), here + backoff.kept_back(row.shard)
         return in_all >= read_ahead_max // 4 or of_shard >= read_ahead_max // 8
 
     def on_returned(self, returned: Sequence[Returned]) -> None:

@@ -64,7 +64,7 @@ class Stall:
             return
         is_nacked = now - self._nacked_at <= NACK_MEMORY_S
         chains = engine.chains
-        is_due = not pressure.is_active("rate") and (chains.ready or chains.backing_off)
+        is_due = not pressure.is_active("rate") and (chains.ready or chains.backoff)
         if not (is_nacked or link.in_flight or is_due):
             self.end()
             return

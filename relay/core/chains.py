@@ -1,4 +1,4 @@
-"""The rows in memory: one chain per ordering key, and the queue of rows that may go.
+"""The rows in memory: their states, and one chain per ordering key.
 
 Owns every row between the page that brought it and the settlement that ended it, its `State`, and
 what is known of keys that are held. States and their ways:
@@ -16,19 +16,21 @@ unsettled row of its key is here (P1, I3); a row is at most once in the ready qu
 FORGOTTEN rows are no longer here; one that was in flight is an orphan, its outcome settles
 nothing (P3).
 
+What may go stands in a queue (`ready.py`), what was nacked in another (`backoff.py`).
+
 Does not do: encoding, sending, writing decisions, reading clocks.
 """
 
 from __future__ import annotations
 
-from bisect import bisect_left
-from collections import deque
 from collections.abc import Iterable, Sequence
-from heapq import heappop, heappush
 from typing import Final
 
+from relay.core.backoff import Backoff
+from relay.core.chain import Chain
 from relay.core.holding import Holding
 from relay.core.ports.outbox import SHARDS
+from relay.core.ready import ReadyQueue
 from relay.core.settings import Ordering
 from relay.message import Aside, Ctid, Key, Row, State
 
@@ -41,18 +43,6 @@ _TESTING: Final = State.TESTING
 _FORGOTTEN: Final = State.FORGOTTEN
 
 
-class Chain:
-    """The unconfirmed rows of one key, by seq; `flying` of them are in flight. A row in it names it (`row.chain`).
-    `put_off`: the one that waits for a verdict on its exchange (`pipelined`)."""
-
-    __slots__ = ("flying", "put_off", "rows")
-
-    def __init__(self, row: Row) -> None:
-        self.rows = [row]
-        self.flying = 0
-        self.put_off: Row | None = None
-
-
 class Chains:
     """All rows that the relay holds."""
 
@@ -62,19 +52,9 @@ class Chains:
         self._is_strict = ordering is Ordering.STRICT
         self._rows: dict[int, Row] = {}
         self._chains: dict[Key, Chain] = {}
-        self._ready: deque[Row] = deque()
-        self._unlike: list[Row] = []
-        """Ready rows that their lease or an orphan on the link keeps back; offered again."""
-        self._unverified: dict[str, list[Row]] = {}
-        """Ready rows that wait for a verdict on their exchange, by its name."""
-        self._backoff: list[tuple[float, int, Row]] = []
-        self._backing_off: dict[int, int] = {}
-        """Rows in BACKOFF, by seq, each with how many rows cannot go for it."""
-        self._kept_back = [0] * SHARDS
-        """The sums of these, a shard."""
-        self._nacks = 0
-        """So far; breaks ties, for rows do not compare."""
         self._counts = [0] * SHARDS
+        self._queue = ReadyQueue()
+        self.backoff = Backoff()
         self.holding = Holding(held_keys_max)
         self.bytes = 0
         """Bytes of bodies, headers and rarer columns in memory."""
@@ -82,8 +62,6 @@ class Chains:
         """Those of them that were fetched apart (of rows larger than a page carries)."""
         self.has_orphans = False
         """A row was forgotten in flight on the present link: ids are looked up before a publish (P1)."""
-        self.wanted: dict[int, Row] = {}
-        """Rows next to go whose bodies were left behind, by seq."""
 
     def __len__(self) -> int:
         return len(self._rows)
@@ -101,24 +79,16 @@ class Chains:
     @property
     def ready(self) -> int:
         """Rows that may go; an upper bound, for some may have left the queue's live part."""
-        return len(self._ready)
+        return len(self._queue)
 
     @property
-    def backing_off(self) -> int:
-        """Rows that were nacked and wait for their next try."""
-        return len(self._backing_off)
-
-    def kept_back(self, shard: int) -> int:
-        """Rows of the shard that cannot go for a nack: those in BACKOFF, and in `strict` what stood behind them in their
-        chains when they were nacked."""
-        return self._kept_back[shard]
+    def wanted(self) -> dict[int, Row]:
+        """Rows next to go whose bodies were left behind, by seq."""
+        return self._queue.wanted
 
     def kept_back_by(self, row: Row) -> int:
         """How many rows cannot go while this one cannot."""
         return len(row.chain.rows) if self._is_strict and row.chain is not None else 1
-
-    def kept_back_in_all(self) -> int:
-        return sum(self._kept_back)
 
     def in_flight_bytes(self) -> int:
         """Bytes of the rows published and not yet confirmed."""
@@ -171,6 +141,7 @@ class Chains:
         known = self._rows
         chains = self._chains
         counts = self._counts
+        ready = self._queue.rows
         holding = self.holding if self.holding.is_any else None
         is_ordered = self._is_ordered
         lengthened: dict[int, Chain] = {}
@@ -189,7 +160,7 @@ class Chains:
             key = row.key
             if key is None or not is_ordered:
                 row.state = _READY
-                self._ready.append(row)
+                ready.append(row)
                 continue
             is_suspect = holding is not None and holding.may_hold(row.shard, key, known_until)
             if is_suspect:
@@ -199,13 +170,12 @@ class Chains:
                 row.state = _WAITING
             chain = chains.get(key)
             if chain is None:
-                chain = chains[key] = row.chain = Chain(row)
+                chains[key] = Chain(row)
                 if not is_suspect:
                     row.state = _READY
-                    self._ready.append(row)
+                    ready.append(row)
             elif chain.rows[-1].seq < row.seq:
-                chain.rows.append(row)
-                row.chain = chain
+                chain.append(row)
                 if not self._is_strict:
                     lengthened[id(chain)] = chain
             else:
@@ -222,24 +192,21 @@ class Chains:
 
     def _insert(self, chain: Chain, row: Row) -> None:
         """A lower seq that came later goes next (I3); what stood ready behind it waits again."""
-        at = bisect_left(chain.rows, row.seq, key=_seq)
-        chain.rows.insert(at, row)
-        row.chain = chain
+        chain.insert(row)
         self._demote(chain, row)
         self._advance(chain)
 
     def _demote(self, chain: Chain, row: Row) -> None:
         """What stands ready behind this row of the chain waits again."""
-        at = bisect_left(chain.rows, row.seq, key=_seq)
-        demoted = [later for later in chain.rows[at + 1 :] if later.state is _READY]
+        demoted = [later for later in chain.above(row) if later.state is _READY]
         for later in demoted:
             later.state = _WAITING
-            self.wanted.pop(later.seq, None)
+            self._queue.wanted.pop(later.seq, None)
             if later is chain.put_off:
                 chain.put_off = None
         if demoted and not self._is_strict:
             # Here they may be ready again in this very turn: their old place in the queue is before this row's.
-            self._drop_stale()
+            self._queue.drop_stale()
 
     def _stand(self, row: Row) -> None:
         """Take the row into its key's chain, at its place."""
@@ -247,7 +214,7 @@ class Chains:
             return
         chain = self._chains.get(row.key)
         if chain is None:
-            chain = self._chains[row.key] = row.chain = Chain(row)
+            self._chains[row.key] = Chain(row)
         else:
             self._insert(chain, row)
 
@@ -255,30 +222,19 @@ class Chains:
         """Take the row out of its chain; the chain, where others are left in it."""
         chain = row.chain
         assert chain is not None
-        row.chain = None
-        if chain.rows[0] is row:
-            del chain.rows[0]
-        else:
-            del chain.rows[bisect_left(chain.rows, row.seq, key=_seq)]
+        chain.remove(row)
         if chain.rows:
             return chain
         assert row.key is not None
         del self._chains[row.key]
         return None
 
-    def _drop_stale(self) -> None:
-        """Take out of the queues what is not ready any more."""
-        self._ready = deque(row for row in self._ready if row.state is _READY)
-        self._unlike = [row for row in self._unlike if row.state is _READY]
-        for name, rows in self._unverified.items():
-            self._unverified[name] = [row for row in rows if row.state is _READY]
-
     def _advance_chain_of(self, row: Row) -> None:
         if row.chain is not None:
             self._advance(row.chain)
         elif row.state is _WAITING:
             row.state = _READY
-            self._ready.append(row)
+            self._queue.rows.append(row)
 
     def _advance(self, chain: Chain) -> None:
         """Make ready what P1 allows."""
@@ -286,12 +242,12 @@ class Chains:
             head = chain.rows[0]
             if chain.flying == 0 and head.state is _WAITING:
                 head.state = _READY
-                self._ready.append(head)
+                self._queue.rows.append(head)
             return
         for row in chain.rows:
             if row.state is _WAITING:
                 row.state = _READY
-                self._ready.append(row)
+                self._queue.rows.append(row)
             elif row.state is _TESTING or row.state is _SETTLING:
                 break
             if row.state is _READY and (not row.is_loaded or row is chain.put_off):
@@ -306,81 +262,54 @@ class Chains:
         They are IN_FLIGHT from now on; give back by `untake` what the link did not take. A row
         whose body was left behind is noted in `wanted` and waits for it.
         """
-        taken: list[Row] = []
-        ready = self._ready
-        while ready and len(taken) < room and bytes_room > 0:
-            row = ready.popleft()
-            if row.state is not _READY:
-                continue
-            if not writable[row.shard]:
-                self._unlike.append(row)
-                continue
-            if not row.is_loaded:
-                self.wanted[row.seq] = row
-                continue
-            row.state = _IN_FLIGHT
-            bytes_room -= row.size
-            if (chain := row.chain) is not None:
-                chain.flying += 1
-            taken.append(row)
-        return taken
+        return self._queue.take(room, bytes_room, writable)
 
     def untake(self, rows: Sequence[Row]) -> None:
         """The link did not take these: first in the queue again, in their order."""
-        for row in reversed(rows):
-            assert row.state is _IN_FLIGHT
-            self._land(row)
-            row.state = _READY
-            self._ready.appendleft(row)
+        for row in rows:
+            self._ground(row)
+        self._queue.put_first(rows)
 
     def set_apart(self, rows: Sequence[Row]) -> None:
         """Taken rows whose id is still on the link as an orphan's: offered again later (P1)."""
         for row in rows:
-            assert row.state is _IN_FLIGHT
-            self._land(row)
-            row.state = _READY
-            self._unlike.append(row)
+            self._ground(row)
+            self._queue.set_apart(row)
 
     def put_off(self, rows: Sequence[Row], exchange: str) -> Sequence[Row]:
         """Taken rows that the link did not take, for the exchange of the first is being asked for: this one waits for
         `on_verified`, and so do later rows of its key. Returns the others, which may go."""
         first, rest = rows[0], rows[1:]
-        assert first.state is _IN_FLIGHT
-        self._land(first)
-        first.state = _READY
-        self._unverified.setdefault(exchange, []).append(first)
+        self._ground(first)
+        self._queue.put_off(first, exchange)
         chain = first.chain
         if chain is None or self._is_strict:
             return rest
         for row in rest:
             if row.chain is chain and row.seq > first.seq:
-                self._land(row)
-                row.state = _READY
+                self._ground(row)
         self._demote(chain, first)
         chain.put_off = first
         return [row for row in rest if row.state is _IN_FLIGHT]
 
     def on_verified(self, exchange: str | None = None) -> None:
         """What waited for a verdict on this exchange, or on any, goes next."""
-        for name in list(self._unverified) if exchange is None else [exchange]:
-            rows = [row for row in self._unverified.pop(name, ()) if row.state is _READY and row in self]
-            self.rejoin(rows)
-            for row in rows:
-                chain = row.chain
-                if chain is not None and chain.put_off is row:
-                    chain.put_off = None
-                    self._advance(chain)
+        rows = self._queue.verified(exchange)
+        self._queue.put_first(rows)
+        for row in rows:
+            chain = row.chain
+            if chain is not None and chain.put_off is row:
+                chain.put_off = None
+                self._advance(chain)
 
     def offer_again(self) -> None:
         """What a lease or an orphan kept back gets its turn again, before the rest."""
-        if self._unlike:
-            self._ready.extendleft(reversed(self._unlike))
-            self._unlike = []
+        self._queue.offer_again()
 
     def on_loaded(self, rows: Iterable[Row]) -> None:
         """Bodies have come: the rows queue again, behind lower rows of their keys that are there already."""
-        for row in sorted(rows, key=_seq):
-            was_wanted = self.wanted.pop(row.seq, None) is row
+        for row in sorted(rows, key=lambda r: r.seq):
+            was_wanted = self._queue.wanted.pop(row.seq, None) is row
             if row not in self:
                 continue
             self._hold_body(row)
@@ -388,7 +317,7 @@ class Chains:
                 continue
             if was_wanted:
                 # Else it was demoted meanwhile, is ready again, and stands in the queue.
-                self._ready.append(row)
+                self._queue.rows.append(row)
             if not self._is_strict:
                 self._advance_chain_of(row)
 
@@ -398,6 +327,12 @@ class Chains:
         return any(
             row.is_loaded and row.size > self._inline_bytes and row.state is not _WAITING for row in self._rows.values()
         )
+
+    def _ground(self, row: Row) -> None:
+        """Taken, and not published: ready again, in no queue yet."""
+        assert row.state is _IN_FLIGHT
+        self._land(row)
+        row.state = _READY
 
     def _land(self, row: Row) -> None:
         if row.chain is not None:
@@ -411,7 +346,7 @@ class Chains:
         confirmed: list[Row] = []
         chains = self._chains
         is_strict = self._is_strict
-        ready = self._ready
+        ready = self._queue.rows
         for row in rows:
             if row.state is not _IN_FLIGHT:
                 assert row.state is _FORGOTTEN
@@ -438,31 +373,20 @@ class Chains:
         if row.state is not _IN_FLIGHT:
             return
         self._land(row)
-        row.state = _BACKOFF
-        self._backing_off[row.seq] = weight = self.kept_back_by(row)
-        self._kept_back[row.shard] += weight
+        self.backoff.add(row, due, self.kept_back_by(row))
         if row.chain is not None:
             # A lower one of its key may have come meanwhile.
             self._advance(row.chain)
-        self._nacks += 1
-        heappush(self._backoff, (due, self._nacks, row))
-
-    def next_backoff(self) -> float | None:
-        """Boot-time seconds at which the next nacked row is due."""
-        return self._backoff[0][0] if self._backoff else None
 
     def wake_backoff(self, now: float) -> None:
         """Nacked rows whose time has come are ready, if no lower row of their key came since."""
-        while self._backoff and self._backoff[0][0] <= now:
-            _, _, row = heappop(self._backoff)
-            if row.state is _BACKOFF and row in self:
-                self._leave_backoff(row)
-                row.state = _WAITING
-                self._advance_chain_of(row)
+        while (row := self.backoff.pop(now)) is not None:
+            row.state = _WAITING
+            self._advance_chain_of(row)
 
     def on_lost(self, rows: Sequence[Row]) -> None:
         """A link closed over these: ready again, before everything else, in their order."""
-        self._ready.extendleft(reversed(self._back_from_link(rows)))
+        self._queue.put_first(self._back_from_link(rows))
 
     def keep_apart(self, rows: Iterable[Row]) -> None:
         """The same for rows that must not go with others (`core/suspects.py`): ready, in no queue, for `take_alone`."""
@@ -470,7 +394,7 @@ class Chains:
 
     def rejoin(self, rows: Sequence[Row]) -> None:
         """Rows that were kept apart may go with others after all: before everything else, in their order."""
-        self._ready.extendleft(row for row in reversed(rows) if row.state is _READY)
+        self._queue.put_first([row for row in rows if row.state is _READY])
 
     def _back_from_link(self, rows: Iterable[Row]) -> list[Row]:
         """READY again, in no queue yet; but for those whose turn it is not, for a lower one of the key committed
@@ -508,15 +432,15 @@ class Chains:
         chain = row.chain
         if row.state is _IN_FLIGHT:
             self._land(row)
-        self._leave_backoff(row)
+        self.backoff.leave(row)
         row.state = _SETTLING
         # Without holding it stays at its place until the commit is acknowledged (H7).
         if chain is None or not holds:
             return followers
-        followers = [later for later in chain.rows if later.seq > row.seq and later.state in _MOVABLE]
+        followers = [later for later in chain.above(row) if later.state in _MOVABLE]
         for later in followers:
-            self._leave_backoff(later)
-            self.wanted.pop(later.seq, None)
+            self.backoff.leave(later)
+            self._queue.wanted.pop(later.seq, None)
             later.state = _SETTLING
             later.chain = None
         # It blocks nobody from here: those behind it went with it, newcomers are tested.
@@ -548,9 +472,7 @@ class Chains:
         chain = self._chains.get(row.key) if row.key is not None and self._is_ordered else None
         if chain is None:
             return False
-        gone = [
-            later for later in chain.rows if later.seq > row.seq and later.aside is not None and later.state in _MOVABLE
-        ]
+        gone = [later for later in chain.above(row) if later.aside is not None and later.state in _MOVABLE]
         self._forget_all(gone)
         return bool(gone)
 
@@ -559,10 +481,10 @@ class Chains:
         when the key was free must not go before it, and are tested too (H2)."""
         if (chain := row.chain) is None:
             return []
-        behind = [later for later in chain.rows if later.seq > row.seq and later.state in _UNTESTED]
+        behind = [later for later in chain.above(row) if later.state in _UNTESTED]
         for later in behind:
-            self._leave_backoff(later)
-            self.wanted.pop(later.seq, None)
+            self.backoff.leave(later)
+            self._queue.wanted.pop(later.seq, None)
             later.state = _TESTING
         return behind
 
@@ -573,10 +495,6 @@ class Chains:
             return False
         row.ctid, row.aside = ctid, Aside.DEFERRED
         return True
-
-    def _leave_backoff(self, row: Row) -> None:
-        if row.state is _BACKOFF:
-            self._kept_back[row.shard] -= self._backing_off.pop(row.seq)
 
     def admit_blocked(self, rows: Iterable[Row]) -> list[Row]:
         """Rows that are due and had a blocker when they were read: tested under the lock, where they become `held`
@@ -620,8 +538,9 @@ class Chains:
         """Settled: no longer here. What waited for the commit goes on (H7)."""
         known = self._rows
         counts = self._counts
+        wanted = self._queue.wanted
         for row in rows:
-            if row.state is not _SETTLING or row.chain is not None or known.get(row.seq) is not row or self.wanted:
+            if row.state is not _SETTLING or row.chain is not None or known.get(row.seq) is not row or wanted:
                 self.forget(row)
                 continue
             # Nearly all of them: confirmed, and out of their chain since.
@@ -639,11 +558,11 @@ class Chains:
         if self._rows.get(row.seq) is not row:
             row.state = _FORGOTTEN
             return
-        self._leave_backoff(row)
+        self.backoff.leave(row)
         row.state = _FORGOTTEN
         del self._rows[row.seq]
         self._counts[row.shard] -= 1
-        is_awaited = self.wanted.pop(row.seq, None) is row
+        is_awaited = self._queue.wanted.pop(row.seq, None) is row
         if row.is_loaded and not is_awaited:
             self.bytes -= row.size
             if row.size > self._inline_bytes:
@@ -680,15 +599,11 @@ class Chains:
             self.forget(row)
         if gone:
             # Nobody may take from the queues for hours.
-            self._drop_stale()
+            self._queue.drop_stale()
 
     def is_idle(self, shard: int) -> bool:
         """Whether nothing of the shard is in flight or unsettled (L5)."""
         return self._counts[shard] == 0
-
-
-def _seq(row: Row) -> int:
-    return row.seq
 
 
 _MOVABLE = frozenset({_WAITING, _READY, _BACKOFF, _TESTING})

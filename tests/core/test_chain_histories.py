@@ -276,7 +276,7 @@ class Histories(RuleBasedStateMachine):
         bodies = [row.size for row in rows if row.is_loaded]
         assert self.chains.bytes == sum(bodies)
         assert self.chains.large_bytes == sum(size for size in bodies if size > INLINE)
-        assert self.chains.backing_off == sum(1 for row in rows if row.state is State.BACKOFF)
+        assert len(self.chains.backoff) == sum(1 for row in rows if row.state is State.BACKOFF)
         assert self.chains.lowest_unsettled() == ({0: min(row.seq for row in rows)} if rows else {})
 
     @invariant()
@@ -313,7 +313,7 @@ class Histories(RuleBasedStateMachine):
             self.reload()
         assert not self.table, "rows were left behind"
         assert len(self.chains) == 0
-        assert (self.chains.bytes, self.chains.large_bytes, self.chains.backing_off) == (0, 0, 0)
+        assert (self.chains.bytes, self.chains.large_bytes, len(self.chains.backoff)) == (0, 0, 0)
         assert not self.chains.wanted
 
 

@@ -137,7 +137,7 @@ def test_a_body_that_comes_after_a_lower_row_queues_its_row_once(ordering: Order
         chains.on_confirmed([lower])
     later.is_loaded = True
     chains.on_loaded([later])
-    ready = [row.seq for row in chains._ready]
+    ready = [row.seq for row in chains._queue.rows]
     assert sorted(ready) == sorted(set(ready))
     assert take(chains) == ([5] if ordering is Ordering.STRICT else [3, 5, 6])
 
@@ -197,7 +197,7 @@ def test_what_is_forgotten_in_bulk_leaves_no_trace_in_the_queues() -> None:
         chains.take(5, ROOM, [False] * SHARDS)
         chains.drop_unpublished()
     assert chains.ready == 0
-    assert len(chains._unlike) == 0
+    assert len(chains._queue._apart) == 0
     chains.admit(make_row(10_000 + n, f"k{n}") for n in range(10))
     chains.drop_shard(0)
     assert chains.ready == 0

@@ -164,9 +164,9 @@ MUTANTS = (
                     "    if chain is None:\n        return followers\n",
                 ),
                 (
-                    "    followers = [later for later in chain.rows if later.seq > row.seq and later.state in _MOVABLE]\n",
+                    "    followers = [later for later in chain.above(row) if later.state in _MOVABLE]\n",
                     "    if holds:\n"
-                    "        followers = [later for later in chain.rows if later.seq > row.seq and later.state in _MOVABLE]\n",
+                    "        followers = [later for later in chain.above(row) if later.state in _MOVABLE]\n",
                 ),
             ),
         ),

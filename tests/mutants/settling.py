@@ -71,7 +71,7 @@ MUTANTS = (
         (
             edit(
                 "relay.core.chains:Chains._demote",
-                ("[later for later in chain.rows[at + 1 :] if later.state is _READY]", "[]"),
+                ("[later for later in chain.above(row) if later.state is _READY]", "[]"),
             ),
         ),
     ),
