@@ -144,6 +144,8 @@ class Engine:
         self.is_available = True
         """False while this relay has been without a broker for too long (L6)."""
         self.broker_lost_at: float | None = clock.now()
+        self.reading_refused_at: float | None = None
+        """Boot-time seconds since when PostgreSQL has refused each read."""
         self.claimed: list[Claim] = []
         """Shards that are ours and that the reader has not taken up yet."""
         self.next_due_at: float | None = None

@@ -19,6 +19,7 @@ which are the envelope's.
 from __future__ import annotations
 
 import base64
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -66,12 +67,14 @@ def envelope(name: str, payload_type: PayloadType, source: str) -> Envelope:
             raise ValueError(f"no such envelope: {name!r}; allowed: none, json, cloudevents")
 
 
-def instant(seconds: float) -> tuple[int, int]:
-    """A time in epoch seconds as (whole seconds, microseconds).
+def instant(seconds: float) -> tuple[int, int] | None:
+    """A time in epoch seconds as (whole seconds, microseconds); None for `nan`: the row has none.
 
     Raises MessageInvalid for what a message's timestamp cannot carry: infinite, before 1970, after 9999.
     """
-    # AMQP's timestamp is unsigned. The comparison is false for infinity and NaN as well.
+    if math.isnan(seconds):
+        return None
+    # AMQP's timestamp is unsigned.
     if not 0 <= seconds < _SECONDS_MAX:
         raise MessageInvalid(f"occurred_at is outside of the years 1970-9999 ({seconds} s since 1970)")
     return divmod(round(seconds * 1_000_000), 1_000_000)
@@ -82,9 +85,11 @@ def iso_second(second: int) -> str:
     return datetime.fromtimestamp(second, UTC).replace(tzinfo=None).isoformat()
 
 
-def iso(seconds: float) -> str:
-    """`2026-11-29T18:00:00.123456Z`. Raises MessageInvalid as `instant` does."""
-    second, microsecond = instant(seconds)
+def iso(seconds: float) -> str | None:
+    """`2026-11-29T18:00:00.123456Z`; None, and raises MessageInvalid, as `instant`."""
+    if (moment := instant(seconds)) is None:
+        return None
+    second, microsecond = moment
     return f"{iso_second(second)}.{microsecond:06d}Z"
 
 
@@ -125,9 +130,10 @@ def _cloudevents(row: Row, payload_type: PayloadType, source: str) -> bytes:
         "id": row.id,
         "source": _uri_reference(rare["producer"]) if rare.get("producer") else source,
         "type": row.event_type,
-        "time": iso(row.occurred_at),
-        "schemaversion": rare.get("schema_version", 1),
     }
+    if (time := iso(row.occurred_at)) is not None:
+        document["time"] = time
+    document["schemaversion"] = rare.get("schema_version", 1)
     # CloudEvents' integers have 32 bits (its chapter on the type system); a bigint goes as text.
     version = rare.get("aggregate_version")
     attributes = {

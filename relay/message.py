@@ -6,6 +6,7 @@ progress. Does not know where rows come from or which broker takes them.
 
 from __future__ import annotations
 
+import math
 from enum import IntEnum, StrEnum
 from typing import TYPE_CHECKING, Any, Final
 
@@ -64,7 +65,7 @@ class Row:
     """One row of the outbox.
 
     Times are seconds since the epoch by the database's clock, with microseconds (a float holds
-    them exactly until 2255); an infinite time is `inf`. `payload` is the body exactly as stored,
+    them exactly until 2255); an infinite time is `inf`, and `nan` says that the row has none. `payload` is the body exactly as stored,
     `None` for SQL NULL or while `is_loaded` is false (of a large row, body and headers are fetched
     only when it is about to go). `size` is what these and `rare` have together, in bytes. `rare`
     holds the columns that are seldom set, by name, only where set: aggregate_version, schema_version
@@ -146,6 +147,13 @@ class Row:
 
     def __repr__(self) -> str:
         return f"Row(seq={self.seq}, id={self.id!r}, shard={self.shard}, {self.state.name})"
+
+
+def due_since(row: Row) -> float:
+    """From when the row's delivery and its age are counted: it was created, and it might go. `nan`: it has no time."""
+    created_at = row.created_at
+    available_at: float = created_at if row.rare is None else row.rare.get("available_at", created_at)
+    return available_at if math.isnan(created_at) else max(created_at, available_at)
 
 
 class PayloadType(StrEnum):

@@ -7,17 +7,18 @@ single message; a turn takes what may go, hands it to the link, and comes back w
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Sequence
 
 from relay.core.failures import Failure, classify, judge, may_hold
-from relay.core.ladder import nack_backoff, reconnect_backoff
+from relay.core.ladder import jittered, nack_backoff, reconnect_backoff
 from relay.core.pace import Pace
 from relay.core.ports.broker import Broker, Closed, Link, Publication, Rejection, Returned
 from relay.core.ports.outbox import Setback
 from relay.core.rate import TokenBucket
 from relay.engine import Engine, Signal
 from relay.errors import BrokerError, BrokerRefused, ExchangeMissing
-from relay.message import Aside, Row, State
+from relay.message import Aside, Row, State, due_since
 from relay.quarantine import Quarantine
 from relay.stall import Stall
 
@@ -281,7 +282,7 @@ class Publisher:
                         row,
                         Aside.DEFERRED,
                         may_hold(row, engine.settings),
-                        NACK_DEFERRAL_S,
+                        jittered(NACK_DEFERRAL_S, engine.random.random()),
                         row.attempts,
                         "nacked",
                         "the broker refused to take responsibility (basic.nack)",
@@ -350,9 +351,11 @@ class Publisher:
             if database_time.is_known:
                 time = database_time.now() - (engine.clock.now() - now)
                 metrics.last_confirm_timestamp_seconds = time
-                metrics.delivery_seconds.observe_many(
-                    [time - (row.created_at if row.rare is None else _since(row)) for row in confirmed]
-                )
+                waits = [time - (row.created_at if row.rare is None else due_since(row)) for row in confirmed]
+                if math.isnan(sum(waits)):
+                    # Rows without any time of their own (`Row.created_at`).
+                    waits = [each for each in waits if not math.isnan(each)]
+                metrics.delivery_seconds.observe_many(waits)
         self._unobserved.clear()
 
     def on_suspected(self, rows: Sequence[Row], error: str, *, alone: bool) -> None:
@@ -441,7 +444,7 @@ class Publisher:
         engine = self._engine
         self._stall.on_answered(engine.clock.now())
         row = failed.row
-        age_s = engine.database_time.now() - row.created_at if engine.database_time.is_known else None
+        age_s = engine.database_time.now() - due_since(row) if engine.database_time.is_known else None
         verdict = judge(
             row,
             classify(failed.reason),
@@ -492,10 +495,3 @@ class Publisher:
     def _rebuild(self, link: Link, seconds: float, because: str) -> None:
         self._engine.log.error("link_rebuilt", seconds=round(seconds), because=because)
         self._engine.start(link.close())
-
-
-def _since(row: Row) -> float:
-    """From when the row's delivery is counted: it was created, and it might go."""
-    assert row.rare is not None
-    available_at: float = row.rare.get("available_at", row.created_at)
-    return max(row.created_at, available_at)

@@ -96,22 +96,38 @@ class Reader:
         engine = self._engine
         refusals = 0
         while True:
+            began = engine.clock.now()
             try:
                 wait_s = await self._turn()
-                if refusals:
-                    engine.log.info("reading_resumed")
-                    refusals = 0
+                refusals = 0
+                self._note_read()
                 await self._rest(wait_s)
             except DatabaseRefused as error:
                 engine.reading.void_page()
                 refusals += 1
-                if refusals == 1:
-                    engine.log.warning("reading_refused", error=error)
+                self._note_refused(error, began)
                 if refusals >= REFUSALS_MAX:
                     raise
                 wait_s = reconnect_backoff(refusals, engine.random.random())
                 await engine.clock.sleep(wait_s)
                 await engine.to_read.wait(wait_s)
+
+    def _note_refused(self, error: DatabaseRefused, began: float) -> None:
+        """What is due is not known while nothing can be read: for longer than due rows may go without a confirm, and the relay is
+        not ready (I8), through all the sessions that are opened meanwhile."""
+        engine = self._engine
+        if engine.reading_refused_at is None:
+            engine.reading_refused_at = began
+            engine.log.warning("reading_refused", error=error)
+        if engine.clock.now() - engine.reading_refused_at >= engine.settings.confirm_timeout_s:
+            engine.readiness.add("reading", error.message)
+
+    def _note_read(self) -> None:
+        engine = self._engine
+        if engine.reading_refused_at is not None:
+            engine.reading_refused_at = None
+            engine.readiness.remove("reading")
+            engine.log.info("reading_resumed")
 
     async def _rest(self, wait_s: float) -> None:
         """Until something wakes it, or for so long. Over a long poll interval the chores go on, and the look at open

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from math import nan
 from typing import Any, Final
 
 import orjson
@@ -126,8 +127,8 @@ def page_rows(records: Iterable[Sequence[Any]]) -> list[Row]:
         else:
             row.size = size
             row.is_loaded = False
-        row.occurred_at = occurred_at or 0.0
-        row.created_at = created_at or 0.0
+        row.occurred_at = nan if occurred_at is None else occurred_at
+        row.created_at = nan if created_at is None else created_at
         row.rare = None if rare is None else _rare(rare)
         row.headers = headers
         row.aside = None

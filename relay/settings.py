@@ -260,7 +260,7 @@ SETTINGS: tuple[Setting, ...] = (
         "max_age_s",
         None,
         values.duration_between(0.001),
-        "a row older than this is parked instead of retried",
+        "a row older than this, counted from when it might go, is parked instead of retried",
         f"{_DURATIONS}; above zero",
         _ENGINE,
     ),

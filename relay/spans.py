@@ -27,7 +27,7 @@ from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapProp
 from relay import __version__
 from relay.errors import MessageInvalid
 from relay.logs import Log
-from relay.message import Row
+from relay.message import Row, due_since
 from relay.route import Router
 
 CLOSE_TIMEOUT_S: Final = 1.0
@@ -67,8 +67,6 @@ class OtelSpans:
         database_now = self._database_now()
         for row in rows:
             took_s = now - row.published_at
-            rare = row.rare or {}
-            begun = max(row.created_at, rare.get("available_at", row.created_at))
             exchange, routing_key = self._route(row)
             span = self._tracer.start_span(
                 # Few names, as the conventions want: the exchange, never the routing key.
@@ -78,7 +76,8 @@ class OtelSpans:
                 start_time=ended_ns - int(took_s * 1e9),
             )
             if span.is_recording():
-                waited_s = max(0.0, database_now - took_s - begun)
+                # (For a row without any time max gives its first argument.)
+                waited_s = max(0.0, database_now - took_s - due_since(row))
                 span.set_attributes(self._attributes(row, exchange, routing_key, outcome, waited_s))
                 if error:
                     span.set_status(trace.StatusCode.ERROR, error)

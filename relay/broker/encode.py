@@ -257,9 +257,14 @@ class Encoder:
         if content_encoding is not None:
             flags |= _CONTENT_ENCODING
             out.append(short("content_encoding", content_encoding))
-        second, micro = instant(row.occurred_at)
-        stamp = self._seconds.get(second) or self._second(second)
-        out += (self._header_table(row, rare, (stamp[0], b"%06dZ" % micro)), _PERSISTENT)
+        occurred_at = timestamp = b""
+        if (moment := instant(row.occurred_at)) is None:
+            flags &= ~_TIMESTAMP
+        else:
+            second, micro = moment
+            up_to_second, timestamp = self._seconds.get(second) or self._second(second)
+            occurred_at = up_to_second + b"%06dZ" % micro
+        out += (self._header_table(row, rare, occurred_at), _PERSISTENT)
         if (priority := rare.get("priority")) is not None:
             if not 0 <= priority <= 255:
                 raise MessageInvalid(f"priority {priority} is outside of 0-255")
@@ -271,19 +276,19 @@ class Encoder:
         if (left := expiration(rare.get("expires_at"), database_now)) is not None:
             flags |= _EXPIRATION
             out.append(short("expires_at", left))
-        out += (short("id", row.id), stamp[1], short("event_type", row.event_type))
+        out += (short("id", row.id), timestamp, short("event_type", row.event_type))
         if (producer := rare.get("producer")) is not None:
             flags |= _APP_ID
             out.append(short("producer", producer))
         return flags, out
 
-    def _header_table(self, row: Row, rare: dict[str, Any], occurred_at: tuple[bytes, bytes]) -> bytes:
-        """The row's own headers and over them the relay's; `occurred_at` is its entry, in two pieces."""
+    def _header_table(self, row: Row, rare: dict[str, Any], occurred_at: bytes) -> bytes:
+        """The row's own headers and over them the relay's; `occurred_at` is its entry, empty where there is none."""
         version = rare.get("schema_version", 1)
         entries = [_SCHEMA_VERSION_1 if version == 1 else _SCHEMA_VERSION + I64(version)]
         if row.aggregate_type is not None:
             entries += (_AGGREGATE_TYPE, long(utf8("aggregate_type", row.aggregate_type)))
-        entries += occurred_at
+        entries.append(occurred_at)
         if row.aggregate_id is not None:
             entries += (_AGGREGATE_ID, long(utf8("aggregate_id", row.aggregate_id)))
         for column, name in _HEADER_COLUMNS:
@@ -298,7 +303,8 @@ class Encoder:
         """The row's own headers, which give way to those of columns that are set. Raises MessageInvalid."""
         own = own_headers(headers)
         own.pop("schema_version", None)
-        own.pop("occurred_at", None)
+        if not math.isnan(row.occurred_at):
+            own.pop("occurred_at", None)
         if row.aggregate_type is not None:
             own.pop("aggregate_type", None)
         if row.aggregate_id is not None:

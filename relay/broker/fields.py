@@ -91,7 +91,7 @@ def header_object(
 def _parse_integer(text: str) -> int:
     # Longer ones are out of range anyway, and Python refuses to parse very long ones.
     if len(text) > 20 or not _INT64_MIN <= (value := int(text)) <= _INT64_MAX:
-        raise MessageInvalid(f"the integer {_cut(text)} in the headers is beyond 64 bits")
+        raise MessageInvalid("an integer in the headers is beyond 64 bits")
     return value
 
 
@@ -100,7 +100,7 @@ def _parse_fraction(text: str) -> float:
     # Exact in the sense in which doubles are written and read: the shortest text of the double is this
     # number.
     if not math.isfinite(value) or Decimal(repr(value)) != Decimal(text):
-        raise MessageInvalid(f"the number {_cut(text)} in the headers is not exact as a 64-bit double")
+        raise MessageInvalid("a fraction in the headers is not exact as a 64-bit double")
     return value
 
 
@@ -138,7 +138,7 @@ def short(what: str, text: str) -> bytes:
     except UnicodeEncodeError:
         data = utf8(what, text)
     if len(data) > 255:
-        raise MessageInvalid(f"{what} has {len(data)} bytes, AMQP allows 255: {_cut(text)}")
+        raise MessageInvalid(f"{what} has {len(data)} bytes, AMQP allows 255")
     return U8[len(data)] + data
 
 
@@ -151,7 +151,3 @@ def utf8(what: str, text: str) -> bytes:
         return text.encode()
     except UnicodeEncodeError as error:
         raise MessageInvalid(f"{what} is not Unicode text: {error}") from error
-
-
-def _cut(text: str) -> str:
-    return text if len(text) <= 40 else f"{text[:40]}…"

@@ -83,7 +83,7 @@ class LineEncoder:
             "priority": rare.get("priority"),
             "correlation_id": rare.get("correlation_id"),
             "expiration": expiration(rare.get("expires_at"), database_now),
-            "timestamp": instant(row.occurred_at)[0],
+            "timestamp": (instant(row.occurred_at) or (None, None))[0],
             "app_id": rare.get("producer"),
         }
         return {name: value for name, value in found.items() if value is not None}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 from collections.abc import Callable
 from datetime import UTC, datetime
 from typing import Any
@@ -146,6 +147,14 @@ def test_what_is_not_set_is_not_there() -> None:
     }
     assert message.headers == {"schema_version": 1, "occurred_at": "2025-11-29T18:00:00.123456Z"}
     assert message.body == b""
+
+
+@pytest.mark.parametrize("rare", [None, {"priority": 1}])
+def test_a_row_without_any_time_carries_none(rare: dict[str, Any] | None) -> None:
+    """Both columns were written as null: it went out as of 1970, and consumers that end retries by age parked it."""
+    message = encoded(make_row(occurred_at=math.nan, headers='{"occurred_at": "then"}', rare=rare))
+    assert "timestamp" not in message.properties
+    assert message.headers == {"schema_version": 1, "occurred_at": "then"}
 
 
 def attempt(encode: Callable[[Row, Callable[[], float]], tuple[str, bytes]], row: Row) -> tuple[str, bytes] | str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 from collections.abc import Sequence
 
 import pytest
@@ -15,6 +16,8 @@ from relay.errors import BrokerUnavailable
 from relay.message import Aside, PayloadType, Row
 from relay.publisher import NACKS_MAX
 from tests.core.parts import Parts, TestedLink, eventually, make_row, turns
+
+NOW = 1_764_440_000.0
 
 # ---------------------------------------------------------------- the publisher
 
@@ -71,6 +74,51 @@ async def test_nacks_use_no_attempt_and_make_room_in_the_end() -> None:
     assert [(each.row, each.aside, each.attempts) for each in decisions.setbacks] == [(row, Aside.DEFERRED, 1)]
     assert decisions.followers == [follower]
     assert parts.link.ids == ["m1"] * NACKS_MAX
+
+
+async def test_rows_that_were_nacked_together_do_not_come_back_together() -> None:
+    """A full queue nacks by the hundred; all of them were due again in the same moment, half a minute later."""
+    parts = Parts()
+    rows = [make_row(seq, f"k{seq}") for seq in range(1, 21)]
+    parts.engine.admit(rows)
+    for _ in range(NACKS_MAX):
+        parts.pass_time(60.0)
+        parts.turn()
+        parts.link.nack(*rows)
+    delays_s = [each.delay_s for each in parts.engine.decisions.setbacks]
+    assert len(set(delays_s)) == len(rows)
+    assert all(24.0 <= delay_s <= 36.0 for delay_s in delays_s)
+
+
+async def test_the_age_of_a_scheduled_row_counts_from_its_time() -> None:
+    """One that was scheduled for longer than RELAY_MAX_AGE was parked at its first return, without one retry."""
+    parts = Parts(EngineSettings(age_max_s=60.0))
+    rare = {"available_at": NOW - 5.0}
+    rows = [make_row(1, "a"), make_row(2, "b", rare=rare)]
+    for row in rows:
+        row.created_at = NOW - 3600.0
+    parts.engine.database_time.observe(NOW, parts.clock.now())
+    parts.engine.admit(rows)
+    parts.turn()
+    parts.link.give_back(*rows)
+    setbacks = parts.engine.decisions.setbacks
+    assert [(each.aside, each.reason) for each in setbacks] == [
+        (Aside.PARKED, "max_age"),
+        (Aside.DEFERRED, "unroutable"),
+    ]
+
+
+async def test_a_row_without_any_time_spoils_no_sum() -> None:
+    parts = Parts()
+    rows = [make_row(1, "a"), make_row(2, "b")]
+    rows[0].created_at, rows[1].created_at = math.nan, NOW - 2.0
+    parts.engine.database_time.observe(NOW, parts.clock.now())
+    parts.engine.admit(rows)
+    parts.turn()
+    parts.link.ack(*rows)
+    parts.publisher.watch()
+    delivery = parts.engine.metrics.delivery_seconds
+    assert (sum(delivery.counts), round(delivery.sum, 3)) == (1, 2.0)
 
 
 async def test_a_returned_row_climbs_the_ladder_and_parks_at_its_end() -> None:

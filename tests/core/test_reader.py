@@ -86,6 +86,22 @@ async def test_a_page_that_is_too_much_for_its_timeout_is_asked_for_in_parts() -
             assert refused < 20, "what the reader bears"
 
 
+async def test_a_relay_that_may_not_read_is_not_ready() -> None:
+    """A missing right, or a page that is cut off by its timeout each time: `/readyz` said 200 for as long as that lasted."""
+    parts = reading_parts(check=DatabaseRefused("permission denied for table outbox"))
+    reasons = parts.engine.readiness
+    reasons.remove("database")
+    refused = DatabaseRefused("permission denied for table outbox")
+    for _ in range(2):  # the sessions' next life too
+        with pytest.raises(DatabaseRefused):
+            await parts.reader.run()
+    assert ("reading", refused.message) in reasons.reasons
+    parts.outbox.answers["check"] = Check(0, [], 5000.0)
+    await parts.reader._turn()
+    parts.reader._note_read()
+    assert "reading" not in dict(reasons.reasons)
+
+
 async def test_a_due_row_that_was_settled_meanwhile_is_not_taken_again() -> None:
     """R4 holds for rows aside as for a page: published twice, and nothing had failed."""
     parts = reading_parts()

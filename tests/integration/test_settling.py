@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from typing import Any
 
 import asyncpg
@@ -169,6 +170,17 @@ async def test_a_setback_takes_its_followers_along(database: asyncpg.Connection,
         3, "unroutable", "bad\ufffd ? bytes", "events", "a.b", "a", "0.0", True, None,
     )  # fmt: skip
     assert await relay.read() == []
+
+
+async def test_a_nack_is_no_failure_of_the_rows(database: asyncpg.Connection, started: Callable[..., Relay]) -> None:
+    """A row that was parked later showed the time of a full queue as that of its first failure."""
+    relay = await started().start()
+    await insert(database, "k")
+    (row,) = await relay.read()
+    await relay.settle(relay.settlement(setbacks=[replace(deferred(row, error="basic.nack"), reason="nacked")]))
+    found = await database.fetchrow("SELECT failure_class, first_failed_at, last_failed_at FROM outbox")
+    assert (found["failure_class"], found["first_failed_at"]) == ("nacked", None)
+    assert found["last_failed_at"] is not None
 
 
 async def test_a_miss_when_setting_aside_is_a_change(
