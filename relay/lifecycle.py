@@ -1,7 +1,8 @@
 """A daemon's life, whatever its work: signals, grace, heartbeat, HTTP server, exit code.
 
 The first SIGTERM or SIGINT drains, within RELAY_SHUTDOWN_GRACE; a second one ends the process at once. Whatever hangs
-meanwhile (a half-open socket, a wedged loop), the process is gone soon after its grace: a thread sees to that.
+meanwhile (a half-open socket, a wedged loop), the process is gone soon after its grace: a thread sees to that. It takes the signals
+too, which a loop that is wedged already would not hear.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import contextlib
 import os
 import signal
 import threading
+import time
 from collections.abc import Callable, Coroutine, Iterator
 from typing import Final, Protocol
 
@@ -25,8 +27,10 @@ from relay.values import ListenAddress
 
 BEAT_INTERVAL_S: Final = 1.0
 
-WEDGED_AFTER_GRACE_S: Final = 1.0
-"""So long after the grace a process that is still there is ended from outside its event loop."""
+WEDGED_AFTER_S: Final = 1.0
+"""So long after the grace, or a second signal, a process that is still there is ended from outside its event loop."""
+
+_STOPS: Final = frozenset((signal.SIGTERM, signal.SIGINT))
 
 
 class Work(Protocol):
@@ -46,10 +50,17 @@ class Work(Protocol):
         ...
 
 
+def hold_signals() -> None:
+    """From now on SIGTERM and SIGINT wait until a Lifecycle takes them. A process that is PID 1, as in a container, would not even
+    get one for which it had no handler yet (signal(7)). Threads that start later hold them too."""
+    signal.pthread_sigmask(signal.SIG_BLOCK, _STOPS)
+
+
 def run(log: Log, main: Callable[[], Coroutine[None, None, None]]) -> int:
     """Run `main` to its end and return the exit code: 0, or a RelayError's. What is none is a fault of ours: logged,
     and raised.
     """
+    hold_signals()
     try:
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as loop:
             loop.run(main())
@@ -71,14 +82,12 @@ class Lifecycle:
         self._log = log
         self._heartbeat = heartbeat
         self._grace_s = grace_s
-        self._is_stopping = False
         self._grace = asyncio.Event()
 
     async def live(self) -> None:
         """Until the work ends, or the grace does. Raises what the work raises, DrainIncomplete."""
         loop = asyncio.get_running_loop()
-        for number in (signal.SIGTERM, signal.SIGINT):
-            loop.add_signal_handler(number, self._on_signal, number)
+        threading.Thread(target=self._take_signals, args=(loop,), name="signals", daemon=True).start()
         beating = asyncio.create_task(self._beat())
         work = asyncio.create_task(self._work.run())
         grace = asyncio.create_task(self._run_out_of_grace())
@@ -96,7 +105,7 @@ class Lifecycle:
             beating.cancel()
             grace.cancel()
             work.cancel()
-            # Bounded by the thread of `_on_signal`, should a session refuse to end.
+            # Bounded by the thread of `_take_signals`, should a session refuse to end.
             with contextlib.suppress(asyncio.CancelledError, RelayError):
                 await work
 
@@ -104,18 +113,29 @@ class Lifecycle:
         await self._grace.wait()
         await asyncio.sleep(self._grace_s)
 
-    def _on_signal(self, number: signal.Signals) -> None:
-        unsettled = self._work.unsettled
-        if self._is_stopping:
-            self._log.warning("second_signal", signal=number.name, unsettled=unsettled)
-            os._exit(DrainIncomplete.exit_code if unsettled else 0)
-        self._is_stopping = True
-        self._log.info("stopping", signal=number.name, grace_s=self._grace_s, unsettled=unsettled)
-        last_moment = threading.Timer(self._grace_s + WEDGED_AFTER_GRACE_S, self._end_wedged)
+    def _take_signals(self, loop: asyncio.AbstractEventLoop) -> None:
+        """In a thread of its own."""
+        number = signal.Signals(signal.sigwait(_STOPS))
+        last_moment = threading.Timer(self._grace_s + WEDGED_AFTER_S, self._end_wedged)
         last_moment.daemon = True
         last_moment.start()
+        # (A loop that is closed has come to its end.)
+        with contextlib.suppress(RuntimeError):
+            loop.call_soon_threadsafe(self._drain, number)
+            number = signal.Signals(signal.sigwait(_STOPS))
+            loop.call_soon_threadsafe(self._end, number)
+            time.sleep(WEDGED_AFTER_S)
+            self._end_wedged()
+
+    def _drain(self, number: signal.Signals) -> None:
+        self._log.info("stopping", signal=number.name, grace_s=self._grace_s, unsettled=self._work.unsettled)
         self._grace.set()
         self._work.stop()
+
+    def _end(self, number: signal.Signals) -> None:
+        unsettled = self._work.unsettled
+        self._log.warning("second_signal", signal=number.name, unsettled=unsettled)
+        os._exit(DrainIncomplete.exit_code if unsettled else 0)
 
     def _end_wedged(self) -> None:
         """From a thread: neither work nor loop have come to an end."""

@@ -255,12 +255,16 @@ async def test_case_34_broker_frozen(site: Site, rabbit_server: RabbitServer) ->
     await daemon.ready(40)
 
 
-async def test_case_34_wedged_event_loop_fails_livez(site: Site) -> None:
+async def test_case_34_wedged_event_loop_fails_livez_and_ends_when_it_is_told_to(site: Site) -> None:
+    """The signal was the loop's to hear: SIGTERM did nothing until the container runtime's SIGKILL."""
     prelude = "import signal, time; signal.signal(signal.SIGUSR1, lambda *_: time.sleep(60))"
-    daemon = await site.start(prelude=prelude).ready()
+    daemon = await site.start(prelude=prelude, shutdown_grace="500ms").ready()
     assert daemon.get("/livez")[0] == 200
     daemon.signal(signal.SIGUSR1)
     await eventually(lambda: daemon.get("/livez")[0] == 503, 15)
+    daemon.signal(signal.SIGTERM)
+    assert await daemon.exit() == 4
+    assert "the grace ran out, and something still hung" in daemon.text()
 
 
 async def test_case_36_series_do_not_grow_with_keys(site: Site) -> None:
