@@ -37,19 +37,28 @@ _PREPARED = "-1/"
 """A prepared transaction's virtual id: it changed its id when it was prepared (R1)."""
 
 
-class _Writer:
-    """An open (or ended and not yet everywhere read) writing transaction."""
+ENDED_MAX = 64
+"""Entries of writers that have ended and are not read everywhere: more of them become one."""
 
-    __slots__ = ("gone", "is_from_first_check", "low", "number", "seen_at", "struck", "xid")
+
+class _Writer:
+    """A writing transaction that is open; or one, or several, that ended and are not yet read everywhere."""
+
+    __slots__ = ("is_from_first_check", "low", "number", "seen_at", "struck", "xid")
 
     def __init__(self, number: int, low: int, xid: int | None, is_from_first_check: bool, seen_at: float) -> None:
         self.number = number
         self.low = low
         self.xid = xid
-        self.gone = False
         self.is_from_first_check = is_from_first_check
         self.seen_at = seen_at
         self.struck: set[int] = set()
+
+    def take_in(self, other: _Writer) -> None:
+        """Stand for this one too, which has ended as well: pages read above the lowest of their lows in any case."""
+        self.low = min(self.low, other.low)
+        self.is_from_first_check = self.is_from_first_check or other.is_from_first_check
+        self.struck &= other.struck
 
 
 class Reading:
@@ -67,7 +76,10 @@ class Reading:
         """How many rows the next page may bring in all."""
         self._brought = 0
         self._cursors: dict[int, int] = {}
-        self._writers: dict[str, _Writer] = {}
+        self._open: dict[str, _Writer] = {}
+        """By virtual id: those that the last check found."""
+        self._ended: list[_Writer] = []
+        """Those that it found no more. Few (I6), however long no page is read."""
         self._last_seq: int | None = None
         self._checked_at = 0.0
         self._next_number = 0
@@ -85,7 +97,7 @@ class Reading:
         self._partly.discard(shard)
         self._unasked.add(shard)
         self._forgotten_since.add(shard)
-        for writer in self._writers.values():
+        for writer in self._all():
             writer.struck.discard(shard)
             if writer.is_from_first_check:
                 # Nobody saw it begin: its rows may lie anywhere above this floor.
@@ -105,7 +117,8 @@ class Reading:
         self._cursors.clear()
         self._cut.clear()
         self._partly.clear()
-        self._writers.clear()
+        self._open.clear()
+        self._ended.clear()
         self._last_seq = None
         self._unasked.clear()
         self._outstanding = None
@@ -121,27 +134,34 @@ class Reading:
 
     @property
     def open_writers(self) -> int:
-        return sum(1 for writer in self._writers.values() if not writer.gone)
+        return len(self._open)
 
     @property
     def oldest_writer_s(self) -> float:
         """For how long the oldest open writer has been seen, in the database's seconds; 0 without one."""
-        return max((self._checked_at - w.seen_at for w in self._writers.values() if not w.gone), default=0.0)
+        return max((self._checked_at - writer.seen_at for writer in self._open.values()), default=0.0)
+
+    def _all(self) -> list[_Writer]:
+        return [*self._open.values(), *self._ended]
 
     # ------------------------------------------------------------ R1
 
     def on_check(self, check: Check) -> None:
-        """Take a check's answer: new writers get their low, vanished ones are marked gone."""
+        """Take a check's answer: new writers get their low, vanished ones have ended.
+
+        A transaction may vanish and come back: ROLLBACK TO SAVEPOINT gives up the table's lock if it was taken behind the
+        savepoint, and what was written with it. The next insert is that of a new writer, above S of the check that saw none.
+        """
         previous = self._last_seq
         self._checked_at = check.database_time
-        known = list(self._writers.values())
-        seen: set[str] = set()
+        known = self._all()
+        before, self._open = self._open, {}
         for found in check.writers:
-            seen.add(found.vxid)
-            writer = self._writers.get(found.vxid)
+            writer = before.pop(found.vxid, None)
             if writer is not None:
                 if writer.xid is None:
                     writer.xid = found.xid
+                self._open[found.vxid] = writer
                 continue
             is_from_first_check = previous is None
             if previous is None:
@@ -152,13 +172,12 @@ class Reading:
                 is_from_first_check = any(each.is_from_first_check for each in known)
             else:
                 low = previous
-            self._writers[found.vxid] = _Writer(
+            self._open[found.vxid] = _Writer(
                 self._next_number, low, found.xid, is_from_first_check, check.database_time
             )
             self._next_number += 1
-        for vxid, writer in self._writers.items():
-            if vxid not in seen:
-                writer.gone = True
+        for writer in before.values():
+            self._end(writer)
         # A sequence that fell back (a rewound database that kept our session is impossible, a
         # setval is not) leaves cursors above S: they would skip what is drawn anew.
         self._last_seq = check.last_seq
@@ -168,6 +187,13 @@ class Reading:
         self._unasked = set(self._cursors)
         self._prune()
 
+    def _end(self, writer: _Writer) -> None:
+        like = next((each for each in self._ended if each.struck == writer.struck), None)
+        if like is None and len(self._ended) < ENDED_MAX:
+            self._ended.append(writer)
+        else:
+            (like or self._ended[-1]).take_in(writer)
+
     # ------------------------------------------------------------ R2, R3
 
     def behind(self, shards: Iterable[int]) -> list[int]:
@@ -176,29 +202,30 @@ class Reading:
         if last is None:
             return []
         cursors = self._cursors
-        ended = [writer.struck for writer in self._writers.values() if writer.gone]
-        if not ended:
+        if not self._ended:
             return [shard for shard in shards if cursors[shard] < last]
-        struck = set.intersection(*ended)
+        struck = set.intersection(*(writer.struck for writer in self._ended))
         return [shard for shard in shards if cursors[shard] < last or shard not in struck]
 
     def may_read_beyond(self) -> bool:
         """Whether a page may go past S: no listed writer is without an xid (R3)."""
-        return all(writer.xid is not None or writer.gone for writer in self._writers.values())
+        return all(writer.xid is not None for writer in self._open.values())
 
     def request(self, shards: Sequence[int], limit: int, inline_bytes: int, probed: Sequence[int] = ()) -> PageRequest:
         """The next page over `shards`; there is at most one outstanding."""
         assert self._last_seq is not None, "a page needs a check before it"
         assert self._outstanding is None, "one page at a time"
         wanted = set(shards)
-        listed = [w for w in self._writers.values() if not w.struck.issuperset(wanted)]
+        listed = [writer for writer in self._open.values() if not writer.struck.issuperset(wanted)]
+        still_open = len(listed)
+        listed += [writer for writer in self._ended if not writer.struck.issuperset(wanted)]
         asked = not self._unasked.isdisjoint(wanted)
         self._unasked -= wanted
         request = PageRequest(
             numbers=[w.number for w in listed],
             lows=[w.low for w in listed],
             xids=[w.xid for w in listed],
-            gone=[w.gone for w in listed],
+            gone=[at >= still_open for at in range(len(listed))],
             asked=[asked] * len(listed),
             shards=list(shards),
             cursors=[self._cursors[shard] for shard in shards],
@@ -260,12 +287,14 @@ class Reading:
                 self._partly.add(shard)
             else:
                 self._partly.discard(shard)
-        for writer in self._writers.values():
-            if writer.number not in ended:
-                continue
-            at = request.numbers.index(writer.number)
-            # Without an xid it only counted as ended for this page; struck when gone (R3).
-            if request.gone[at] or request.xids[at] is not None:
+        # Without an xid it only counted as ended for this page; struck when gone (R3).
+        ended.difference_update(
+            number
+            for number, gone, xid in zip(request.numbers, request.gone, request.xids, strict=True)
+            if xid is None and not gone
+        )
+        for writer in self._all():
+            if writer.number in ended:
                 writer.struck.update(live)
         self._prune()
         return rows
@@ -302,9 +331,7 @@ class Reading:
 
     def _prune(self) -> None:
         shards = self._cursors.keys()
-        done = [v for v, w in self._writers.items() if w.gone and w.struck.issuperset(shards)]
-        for vxid in done:
-            del self._writers[vxid]
+        self._ended = [writer for writer in self._ended if not writer.struck.issuperset(shards)]
 
     # ------------------------------------------------------------ R5
 
@@ -313,7 +340,7 @@ class Reading:
         if self._last_seq is None or shard not in self._cursors:
             return None
         floor = self._cursors[shard]
-        for writer in self._writers.values():
+        for writer in self._all():
             if shard not in writer.struck:
                 floor = min(floor, writer.low)
         if lowest_unsettled is not None:

@@ -66,6 +66,40 @@ def test_a_later_writer_lies_above_s_of_the_check_before() -> None:
     assert reading.request([0], 10, INLINE).lows == [20]
 
 
+def test_a_writer_that_was_away_is_a_new_one() -> None:
+    """ROLLBACK TO SAVEPOINT gives up the table's lock; the next insert takes it again, under the same virtual id. The
+    entry stayed marked as ended: cursor and floor passed the row while its transaction was open."""
+    reading = began(0, 0, 1)
+    reading.on_check(check(10))
+    reading.on_page(reading.request([0, 1], 10, INLINE), Page([], []))
+    reading.on_check(check(11, Writer("3/1", 700)))
+    reading.on_check(check(11))
+    # Shard 1 is full: the entry is struck for the other one only, and stays.
+    reading.on_page(reading.request([0], 10, INLINE), Page([0], []))
+    reading.on_check(check(12, Writer("3/1", 700)))
+    assert reading.open_writers == 1
+    request = reading.request([0], 10, INLINE)
+    assert (request.lows, request.gone) == ([11], [False])
+    reading.on_page(request, Page([], []))
+    assert reading.floor(0, None) == 11
+
+
+def test_writers_that_end_while_no_page_is_read_are_few() -> None:
+    """I6: for hours, while the broker is blocked, each check listed who was open at that moment, and none was ever struck:
+    floors and the next page took seconds of the loop's time."""
+    reading = began(0, *range(64))
+    reading.on_check(check(0))
+    reading.on_page(reading.request(list(range(64)), 10, INLINE), Page([], []))
+    for n in range(1, 2000):
+        reading.on_check(check(n, Writer(f"3/{n}", n)))
+    request = reading.request([0], 10, INLINE)
+    assert sorted(zip(request.lows, request.gone, strict=True)) == [(0, True), (1998, False)]
+    assert reading.floor(0, None) == 0
+    ended = [number for number, gone in zip(request.numbers, request.gone, strict=True) if gone]
+    reading.on_page(request, Page(ended, []))
+    assert (reading.floor(0, None), reading.floor(1, None)) == (1998, 0)
+
+
 def test_a_prepared_writer_takes_the_lowest_low_that_is_known() -> None:
     """R1 prepared: PREPARE changes a transaction's id; it is no new writer."""
     reading = began()

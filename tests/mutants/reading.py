@@ -60,7 +60,7 @@ MUTANTS = (
     Mutant(
         "r2_struck",
         "R2 struck at arrival: a listed writer is struck by any page, ended or not",
-        (edit(_ON_PAGE, ("if writer.number not in ended:", "if writer.number not in request.numbers:")),),
+        (edit(_ON_PAGE, ("if writer.number in ended:", "if writer.number in request.numbers:")),),
     ),
     Mutant(
         "r2_cursor",
@@ -79,7 +79,7 @@ MUTANTS = (
         (
             edit(
                 "relay.core.reading:Reading.may_read_beyond",
-                ("all(writer.xid is not None or writer.gone for writer in self._writers.values())", "True"),
+                ("all(writer.xid is not None for writer in self._open.values())", "True"),
             ),
         ),
         seeds_max=5000,
@@ -87,7 +87,7 @@ MUTANTS = (
     Mutant(
         "r3_struck",
         "R3: a writer without an xid is struck by the first page",
-        (edit(_ON_PAGE, ("if request.gone[at] or request.xids[at] is not None:", "if True:")),),
+        (edit(_ON_PAGE, ("if xid is None and not gone", "if False")),),
     ),
     Mutant(
         "r4_page",

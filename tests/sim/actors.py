@@ -93,10 +93,12 @@ class Actors:
             await asyncio.sleep(rng.choice([0.001, 0.03, 0.3]))
             database.write(transaction, seq, key=key, **columns)  # type: ignore[arg-type]
         elif kind > 0.9:
-            # A savepoint that is rolled back, after a row of its own.
-            kept = len(transaction.rows)
+            # A savepoint that is rolled back, after a row of its own; it may be a while before the transaction goes on.
+            savepoint = database.savepoint(transaction)
             world.insert(transaction, key, **columns)
-            del transaction.rows[kept:]
+            await asyncio.sleep(rng.choice([0.0, 0.0, 0.1]))
+            database.roll_back_to(transaction, savepoint)
+            await asyncio.sleep(rng.choice([0.0, 0.0, 0.1]))
         else:
             world.insert(transaction, key, **columns)
 

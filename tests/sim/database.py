@@ -21,7 +21,18 @@ from relay.message import Aside, Ctid, Key, Row
 
 from .loop import OUTSIDE, VirtualLoop
 from .oracle import Entry, History, Oracle
-from .tables import Boundary, DatabaseOptions, DbRelay, DbRow, DbShard, Promoted, Session, Transaction, TransactionGone
+from .tables import (
+    Boundary,
+    DatabaseOptions,
+    DbRelay,
+    DbRow,
+    DbShard,
+    Promoted,
+    Savepoint,
+    Session,
+    Transaction,
+    TransactionGone,
+)
 
 EPOCH_S = 1_700_000_000.0
 
@@ -261,6 +272,19 @@ class Database:
         self.lock_table(transaction)
         seq = self.next_seq(transaction)
         return self.write(transaction, seq, key=key, **columns)  # type: ignore[arg-type]
+
+    def savepoint(self, transaction: Transaction) -> Savepoint:
+        self._require(transaction)
+        return Savepoint(len(transaction.rows), transaction.is_locked, transaction.holds_bell, transaction.rings)
+
+    def roll_back_to(self, transaction: Transaction, savepoint: Savepoint) -> None:
+        """ROLLBACK TO SAVEPOINT: what was written behind it is gone, and so are locks that were taken there. The xid stays."""
+        self._require(transaction)
+        for row in transaction.rows[savepoint.rows :]:
+            del transaction.seqs[row.seq], transaction.drawn[row.id]
+        del transaction.rows[savepoint.rows :]
+        transaction.is_locked = savepoint.is_locked
+        transaction.holds_bell, transaction.rings = savepoint.holds_bell, savepoint.rings
 
     def prepare(self, transaction: Transaction) -> None:
         """PREPARE TRANSACTION: another virtual id, the same xid; flushed, survives a crash."""

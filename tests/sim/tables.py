@@ -119,6 +119,16 @@ class TransactionGone(Exception):
     """The writer's transaction ended under it (the database crashed)."""
 
 
+@dataclass(frozen=True, slots=True)
+class Savepoint:
+    """What a transaction had at that point: so many rows, and these locks."""
+
+    rows: int
+    is_locked: bool
+    holds_bell: bool
+    rings: bool
+
+
 @dataclass(slots=True, eq=False)
 class Transaction:
     """A writer's transaction. Locks outlive visibility: `is_locked` may still be true after the end."""

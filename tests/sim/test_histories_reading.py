@@ -70,6 +70,37 @@ def test_r2_own_snapshot() -> None:
     play(script)
 
 
+def test_r1_a_lock_that_is_given_up_and_taken_again() -> None:
+    """Memory is full: no pages. w0 inserts behind a savepoint; check; it rolls back to it, which gives up the table's lock;
+    check; it inserts a1 in the same transaction; check. It counted as ended for ever: the floor passed a1 while it was open."""
+
+    async def script(world: World) -> None:
+        relay = world.start()
+        await owns(world, relay)
+        await world.delivered(*world.add("z"))
+        world.rabbit.block(True)
+        filler = [id_ for n in range(80) for id_ in world.add(f"b{n}")]
+        await asyncio.sleep(2.0)
+        w0 = world.begin()
+        savepoint = world.database.savepoint(w0)
+        world.insert(w0, "x")
+        await passes(world, "check", when=sees_writers)
+        world.database.roll_back_to(w0, savepoint)
+        await passes(world, "check", when=lambda call: isinstance(call.result, Check) and not call.result.writers)
+        a1 = world.insert(w0, "a")
+        await passes(world, "check", when=sees_writers)
+        world.rabbit.block(False)
+        await world.delivered(*filler)
+        await passes(world, "renew")
+        await passes(world, "renew")
+        world.commit(w0)
+        (a2,) = world.add("a")
+        await world.delivered(a1, a2)
+        assert world.order("a") == [a1, a2]
+
+    play(script, settings(read_ahead_max=64))
+
+
 def test_r2_struck_at_arrival() -> None:
     """w0 a1; w1 b2; w0 a3; w1 commits; a page of one row: b2; w0 commits: a page that goes on from 2 has a3."""
 
