@@ -23,6 +23,9 @@ from relay.logs import Log
 from relay.message import Key, Row
 from relay.metrics import Metrics
 
+INLINE_BYTES_MAX = 1 << 30
+"""What a page carries of one row at most, however large RELAY_MAX_BYTES is: PostgreSQL has no larger value."""
+
 BATCH_ROWS = 500
 """A settlement's usual size: beyond it a row's share of the transaction hardly shrinks."""
 
@@ -126,7 +129,7 @@ class Engine:
         """None where tracing is off."""
 
         # Half of the bytes for what a page carries along, half for what is fetched apart.
-        self.inline_bytes = max(1, settings.bytes_max // 2 // settings.read_ahead_max)
+        self.inline_bytes = max(1, min(settings.bytes_max // 2 // settings.read_ahead_max, INLINE_BYTES_MAX))
         self.chains = Chains(settings.ordering, self.inline_bytes, settings.held_keys_max)
         self.reading = Reading(settings.page_span)
         self.batch_rows = max(1, min(BATCH_ROWS, settings.in_flight_max // 4, settings.read_ahead_max // 4))

@@ -293,10 +293,11 @@ class PostgresOutbox:
     async def due(self, cursors: Mapping[int, int], limit: int, here: Sequence[int] = ()) -> Due:
         shards = list(cursors)
         async with self._sessions.call(Group.READER, READ_DEADLINE_S) as session:
+            # First: what falls due between the two statements is in both, not in neither.
+            ((later_s,),) = await session.read("due_later", shards)
             records = await session.read(
                 "due", shards, list(cursors.values()), limit, self._is_ordered, self._instance, list(here)
             )
-            ((later_s,),) = await session.read("due_later", shards)
         released, blocked = due_rows(record[:-1] for record in records)
         has_more = len(records) >= limit or any(record["is_more"] for record in records)
         return Due(released, blocked, None if later_s is None or math.isinf(later_s) else later_s, has_more)

@@ -196,12 +196,16 @@ class Reader:
         if engine.next_due_at is not None and engine.next_due_at <= now:
             # After the page: an insert that rang waits for nothing else.
             brought += await self._read_due()
-        is_behind = has_read and bool(engine.reading.behind(self._readable()))
         if is_check_due:
             await self._check(now)
+        # Asked anew: what left memory during a statement has woken nobody.
+        readable = self._readable() if self._room() else []
+        is_behind = bool(engine.reading.behind(readable))
         # Full, of rows or of bodies, or a shard is: what leaves memory wakes this loop.
         self._waits_for_room = engine.is_full = not readable or engine.is_short_of_bytes or self._is_shard_full()
         if not readable:
+            if brought:
+                self._last_row_at = engine.clock.now()
             return 0.0 if has_loaded else poll_interval_s
         if has_loaded or is_behind:
             # Not silence, however long ago the last row came.
@@ -421,11 +425,11 @@ class Reader:
         engine = self._engine
         chains = engine.chains
         engine.next_due_at = None
-        limit = self._due_room(DUE_ROWS, engine.settings.read_ahead_max + DUE_ROWS)
+        here = [row.seq for row in chains.rows() if row.aside is not None]
+        limit = self._due_room(DUE_ROWS, engine.settings.read_ahead_max + DUE_ROWS, len(here))
         if limit <= 0:
             engine.note_due(DUE_RETRY_S)
             return 0
-        here = [row.seq for row in chains.rows() if row.aside is not None]
         known_until = engine.applied_serial
         engine.reading.expect_rows()
         try:
@@ -442,20 +446,22 @@ class Reader:
             engine.note_due(0.0 if brought else DUE_RETRY_S)
         elif due.next_due_in_s is not None:
             engine.note_due(max(due.next_due_in_s, POLL_MAX_S))
-        return brought + await self._read_followers(due.released)
+        return brought + await self._read_followers(due.released, len(here))
 
-    def _due_room(self, rows: int, rows_max: int) -> int:
-        """How many rows aside may come, of at most so many, into a memory of so many."""
+    def _due_room(self, rows: int, rows_max: int, here: int) -> int:
+        """How many rows aside may come, of at most so many, into a memory of so many; `here` are there already. They leave half of
+        the read-ahead to ordinary rows: those of a full queue are due again faster than they go, without an end (I5)."""
         engine = self._engine
         bytes_left = engine.settings.bytes_max - engine.chains.bytes
+        half = max(1, engine.settings.read_ahead_max // 2)
         # Rounded up: one row that does not quite fit passes, where bounds are small it is the only one that can.
-        return min(rows, rows_max - len(engine.chains), -(-bytes_left // DUE_INLINE_BYTES))
+        return min(rows, half - here, rows_max - len(engine.chains), -(-bytes_left // DUE_INLINE_BYTES))
 
-    async def _read_followers(self, released: Sequence[Row]) -> int:
+    async def _read_followers(self, released: Sequence[Row], here: int) -> int:
         """Behind rows that were released alone a few of those that they hold: a round trip each would be slow (H4)."""
         engine = self._engine
         heads = [row for row in released if row.aside is Aside.DEFERRED and engine.chains.has_no_followers(row)]
-        room = self._due_room(FOLLOWER_ROWS, engine.settings.read_ahead_max)
+        room = self._due_room(FOLLOWER_ROWS, engine.settings.read_ahead_max, here + len(released))
         limit = min(FOLLOWER_ROWS_EACH, room // len(heads)) if heads else 0
         if limit <= 0:
             return 0

@@ -39,11 +39,18 @@ def settings(
     )
 
 
-def play(script: Script, engine: EngineSettings | None = None, database: DatabaseOptions | None = None) -> None:
+def play(
+    script: Script,
+    engine: EngineSettings | None = None,
+    database: DatabaseOptions | None = None,
+    broker: BrokerOptions | None = None,
+) -> None:
     """Run a script in a fresh world of one shard; afterwards everything drains and the oracle judges."""
 
     async def main() -> None:
-        options = WorldOptions(database or DatabaseOptions(shards_used=1), BrokerOptions(), engine or settings())
+        options = WorldOptions(
+            database or DatabaseOptions(shards_used=1), broker or BrokerOptions(), engine or settings()
+        )
         world = World(script.__name__, options)
         await script(world)
         await world.drain()

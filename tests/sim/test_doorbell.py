@@ -59,6 +59,23 @@ def test_whoever_had_the_doorbell_leaves(is_killed: bool) -> None:
     play(script, PATIENT, DatabaseOptions(shards_used=64))
 
 
+@pytest.mark.parametrize("read_ahead_max", [1, 8])
+def test_room_that_comes_while_the_reader_looks_elsewhere_is_seen(read_ahead_max: int) -> None:
+    """It found memory full, made a check, and slept for the poll interval: what had left memory during the check woke nobody."""
+
+    async def script(world: World) -> None:
+        world.start()
+        await world.delivered(*world.add("z"))
+        await asyncio.sleep(5.0)
+        transaction = world.begin()
+        ids = [world.insert(transaction, f"k{n % 50}") for n in range(200)]
+        world.commit(transaction)
+        await world.delivered(*ids, timeout_s=60.0)
+
+    narrow = replace(PATIENT, read_ahead_max=read_ahead_max, in_flight_max=read_ahead_max)
+    play(script, narrow, DatabaseOptions(shards_used=8, latency=(0.0005, 0.002), check_gap=(0.03, 0.08)))
+
+
 def test_a_doorbell_that_nobody_has_any_more_is_missed() -> None:
     """The session of a host that vanished ends long after its shards were taken over."""
 

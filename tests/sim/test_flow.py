@@ -8,6 +8,7 @@ import pytest
 
 from relay.core.settings import EngineSettings, Unroutable
 
+from .broker import BrokerOptions
 from .steps import is_aside, play
 from .tables import DatabaseOptions
 from .world import World
@@ -71,6 +72,43 @@ def test_nacked_rows_that_are_due_do_not_hide_the_others() -> None:
         world.rabbit.full.clear()
 
     play(script, EngineSettings(), SPREAD)
+
+
+def test_a_wave_of_due_rows_leaves_room_for_ordinary_ones() -> None:
+    """They were read as soon as anything left memory, and a page, which wants room for many, only when the last of them
+    was through: a redrive, or a rung of the ladder, stopped the traffic of a slow relay for as long as it took."""
+
+    async def script(world: World) -> None:
+        ids = await parked(world)
+        world.rabbit.route("nowhere", True)
+        await world.operate("redrive", ids)
+        began = world.loop.time()
+        for n in range(8):
+            await world.delivered(*world.add(f"free{n}"), timeout_s=4.0)
+        assert world.loop.time() - began < MANY / 100
+
+    async def begun(world: World) -> None:
+        world.start()
+        await script(world)
+
+    play(begun, EngineSettings(on_unroutable=Unroutable.PARK, read_ahead_max=200, rate_max=100.0), SPREAD)
+
+
+def test_rows_of_a_full_queue_that_are_due_without_an_end_stop_nobody() -> None:
+    """More of them than the relay tries in the half minute that each is put off: some were always due, and filled memory for
+    ever."""
+
+    async def script(world: World) -> None:
+        world.rabbit.full.add("full")
+        insert(world, 2400, event_type="full")
+        world.start()
+        await asyncio.sleep(60.0)
+        for n in range(5):
+            await world.delivered(*world.add(f"free{n}"), timeout_s=10.0)
+        world.rabbit.full.clear()
+
+    slow = BrokerOptions(latency=(0.1, 0.1), confirm=(0.15, 0.15))
+    play(script, EngineSettings(read_ahead_max=400, in_flight_max=40), SPREAD, slow)
 
 
 @pytest.mark.parametrize(("keys", "rows_each"), [(300, 8), (20, 60)])
