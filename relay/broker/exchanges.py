@@ -25,7 +25,8 @@ from aiormq import Connection, spec
 from aiormq.channel import EXCEPTION_MAPPING, Channel
 from aiormq.exceptions import AMQPError, ChannelClosed, ChannelInvalidStateError
 
-from relay.broker.opening import is_being_cancelled, opened
+from relay.broker.losses import CONNECTION_ERRORS, named
+from relay.broker.opening import opened
 from relay.broker.refusals import INTERNAL_ERROR, is_too_long_to_refuse
 from relay.broker.wire import Wire
 from relay.errors import BrokerError
@@ -169,9 +170,9 @@ async def _ask(connection: Connection, name: str) -> str | None:
 async def _ask_once(connection: Connection, wire: Wire, name: str) -> str | None:
     """On a connection that is closed behind it."""
     try:
-        text = await _ask(connection, name)
-    except (AMQPError, OSError, RuntimeError, asyncio.CancelledError):
-        if is_being_cancelled() or wire.refused is None or wire.refused[0] != INTERNAL_ERROR:
+        text = await named(_ask(connection, name))
+    except CONNECTION_ERRORS:
+        if wire.refused is None or wire.refused[0] != INTERNAL_ERROR:
             raise
         return f"{INTERNAL_ERROR} {wire.refused[1]}: RabbitMQ has no room for what it would say of this exchange's name"
     await connection.close()

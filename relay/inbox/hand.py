@@ -18,10 +18,10 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Final
 
-import aiormq
 from aiormq.abc import AbstractChannel, DeliveredMessage
 
 from relay.broker.deliveries import Deliveries, Undecodable, not_by_the_driver
+from relay.broker.losses import CONNECTION_ERRORS, named
 from relay.errors import BrokerUnavailable, RelayError
 from relay.http import Readiness
 from relay.inbox.breaker import Breaker
@@ -193,17 +193,20 @@ class Hand(ABC):
     async def _open(self, connection: Connection) -> None:
         try:
             async with asyncio.timeout(BROKER_TIMEOUT_S):
-                channel = await (await connection.channel(publisher_confirms=False)).get_underlay_channel()
-                channel.closing.add_done_callback(lambda _: self._life.end("the channel was closed"))
-                channel.on_consumer_cancel_callbacks.add(self._on_cancel)
-                await channel.basic_qos(prefetch_count=self._settings.prefetch)
-                connection.wire.deliver(Deliveries(channel, self._receive), channel.number)
-                self._tag = (await channel.basic_consume(self._shared.queue, not_by_the_driver)).consumer_tag
-        except (aiormq.AMQPError, RuntimeError, OSError, TimeoutError) as error:
+                self._channel = await named(self._consume(connection))
+        except CONNECTION_ERRORS as error:
             raise BrokerUnavailable(
                 f"cannot consume {self._shared.queue}: {str(error) or 'no answer in time'}"
             ) from error
-        self._channel = channel
+
+    async def _consume(self, connection: Connection) -> AbstractChannel:
+        channel = await (await connection.channel(publisher_confirms=False)).get_underlay_channel()
+        channel.closing.add_done_callback(lambda _: self._life.end("the channel was closed"))
+        channel.on_consumer_cancel_callbacks.add(self._on_cancel)
+        await channel.basic_qos(prefetch_count=self._settings.prefetch)
+        connection.wire.deliver(Deliveries(channel, self._receive), channel.number)
+        self._tag = (await channel.basic_consume(self._shared.queue, not_by_the_driver)).consumer_tag
+        return channel
 
     def _receive(self, delivery: DeliveredMessage) -> None:
         self._in_hand += 1
@@ -259,11 +262,11 @@ class Hand(ABC):
         channel, tag = self._channel, self._tag
         if self._in_hand == 0 or channel is None or channel.is_closed or tag is None:
             return
-        with contextlib.suppress(aiormq.AMQPError, RuntimeError, OSError, TimeoutError):
+        with contextlib.suppress(*CONNECTION_ERRORS):
             async with asyncio.timeout(GIVE_BACK_TIMEOUT_S):
                 # First, or the broker would deliver them here again.
-                await channel.basic_cancel(tag)
-                await channel.basic_nack(0, multiple=True, requeue=True, wait=False)
+                await named(channel.basic_cancel(tag))
+                await named(channel.basic_nack(0, multiple=True, requeue=True, wait=False))
 
     async def _park(self, delivery: DeliveredMessage, origin: Origin, park: Park, failure: Failure) -> None:
         settings = self._settings
@@ -364,8 +367,8 @@ class Hand(ABC):
 
     async def _send_end(self, frame: Awaitable[None]) -> None:
         try:
-            await frame
-        except (aiormq.AMQPError, RuntimeError, OSError):
+            await named(frame)
+        except CONNECTION_ERRORS:
             # The broker delivers it again, and the database knows it.
             self._life.end("an acknowledgement could not be sent")
             raise LifeOver from None

@@ -17,6 +17,7 @@ from typing import Final, Protocol, TypeVar
 
 import aiormq
 
+from relay.broker.losses import CONNECTION_ERRORS, named
 from relay.errors import BrokerUnavailable, ConfigError, DrainIncomplete, RelayError
 from relay.inbox.hand import BROKER_TIMEOUT_S, Hand, Life, LifeOver, Shared
 from relay.inbox.publisher import Connection, Lane, Publisher, connect
@@ -284,17 +285,21 @@ def backoff_s(failures: int, roll: float) -> float:
 
 
 async def _messages_ready(connection: Connection, queue: str) -> int | Unseen:
-    """A queue that does not exist costs the channel of the question: each has one of its own."""
     try:
         async with asyncio.timeout(BROKER_TIMEOUT_S):
-            channel = await (await connection.channel(publisher_confirms=False)).get_underlay_channel()
-            answer = await channel.queue_declare(queue, passive=True)
-            await channel.close()
-            return answer.message_count or 0
+            return await named(_ask_for_messages(connection, queue))
     except aiormq.exceptions.ChannelNotFoundEntity:
         return Unseen.MISSING
-    except (aiormq.AMQPError, RuntimeError, OSError, TimeoutError):
+    except CONNECTION_ERRORS:
         return Unseen.UNANSWERED
+
+
+async def _ask_for_messages(connection: Connection, queue: str) -> int:
+    """A queue that does not exist costs the channel of the question: each has one of its own."""
+    channel = await (await connection.channel(publisher_confirms=False)).get_underlay_channel()
+    answer = await channel.queue_declare(queue, passive=True)
+    await channel.close()
+    return answer.message_count or 0
 
 
 def _delay_fault(connection: Connection) -> str | None:
@@ -312,5 +317,5 @@ def _delay_fault(connection: Connection) -> str | None:
 
 
 async def _close(connection: Connection) -> None:
-    with contextlib.suppress(aiormq.AMQPError, RuntimeError, OSError, TimeoutError):
-        await asyncio.wait_for(connection.close(), 5.0)
+    with contextlib.suppress(*CONNECTION_ERRORS):
+        await asyncio.wait_for(named(connection.close()), 5.0)

@@ -16,9 +16,10 @@ from typing import Final
 
 from aiormq import Connection, spec
 from aiormq.abc import AbstractChannel
-from aiormq.exceptions import AMQPError, ChannelClosed
+from aiormq.exceptions import ChannelClosed
 
 from relay.broker.exchanges import refusal
+from relay.broker.losses import CONNECTION_ERRORS, named
 from relay.broker.opening import first_of, opened
 from relay.broker.wire import Wire
 from relay.errors import BrokerRefused
@@ -92,9 +93,9 @@ class Carrier:
         self._sender.close()
         try:
             async with asyncio.timeout(_CLOSE_TIMEOUT_S):
-                await self._source.close()
-                await self._session.connection.close()
-        except (AMQPError, OSError, TimeoutError, RuntimeError):
+                await named(self._source.close())
+                await named(self._session.connection.close())
+        except CONNECTION_ERRORS:
             # The broker gives everything back by itself when the connection goes.
             if self._session.wire.transport is not None:
                 self._session.wire.transport.abort()
