@@ -18,6 +18,7 @@ from typing import Final, Protocol, TypeVar
 import aiormq
 
 from relay.broker.losses import CONNECTION_ERRORS, named
+from relay.broker.methods import messages_ready
 from relay.errors import BrokerUnavailable, ConfigError, DrainIncomplete, RelayError
 from relay.inbox.hand import BROKER_TIMEOUT_S, Hand, Life, LifeOver, Shared
 from relay.inbox.publisher import Connection, Lane, Publisher, connect
@@ -221,10 +222,7 @@ class Station:
 
     async def _watch_queues(self, connection: Connection, life: Life) -> None:
         """How many messages are ready, queue by queue; a queue that is missing makes the consumer not ready."""
-        settings = self._settings
-        delays_s = () if settings.returns_to_broker else settings.retry.delays_s
-        delays = [names.retry_queue(self._queue, delay_s) for delay_s in delays_s]
-        wanted = (self._queue, *delays, settings.parking_queue or names.parking_queue(self._queue))
+        wanted = (self._queue, *self._settings.queues_beside(self._queue))
         found: dict[str, int | Unseen] = {}
         patience = {queue: _Patience() for queue in wanted}
         while not life.is_over:
@@ -236,7 +234,7 @@ class Station:
             if not life.is_over:
                 self._note_missing([queue for queue, ready in found.items() if ready is Unseen.MISSING])
             try:
-                await life.rest(settings.gauge_interval_s)
+                await life.rest(self._settings.gauge_interval_s)
             except LifeOver:
                 return
 
@@ -297,9 +295,9 @@ async def _messages_ready(connection: Connection, queue: str) -> int | Unseen:
 async def _ask_for_messages(connection: Connection, queue: str) -> int:
     """A queue that does not exist costs the channel of the question: each has one of its own."""
     channel = await (await connection.channel(publisher_confirms=False)).get_underlay_channel()
-    answer = await channel.queue_declare(queue, passive=True)
+    ready = await messages_ready(channel, queue)
     await channel.close()
-    return answer.message_count or 0
+    return ready
 
 
 def _delay_fault(connection: Connection) -> str | None:

@@ -20,6 +20,7 @@ from aiormq.exceptions import ChannelClosed
 
 from relay.broker.exchanges import refusal
 from relay.broker.losses import CONNECTION_ERRORS, named
+from relay.broker.methods import messages_ready
 from relay.broker.opening import first_of, opened
 from relay.broker.wire import Wire
 from relay.errors import BrokerRefused
@@ -51,11 +52,11 @@ class Carrier:
         async def finish(connection: Connection, wire: Wire) -> Carrier:
             channel = await connection.channel(publisher_confirms=False)
             try:
-                found = await channel.queue_declare(queue, passive=True)
+                ready = await messages_ready(channel, queue)
             except ChannelClosed as error:
                 hint = "the queue's name, or the vhost at the end of RELAY_AMQP_URL? rabbitmqctl list_queues -p VHOST"
                 raise BrokerRefused(f"the queue {queue!r} cannot be used: {refusal(error)}", hint=hint) from error
-            carrier = cls(Session(connection, wire), channel, queue, found.message_count or 0)
+            carrier = cls(Session(connection, wire), channel, queue, ready)
             await carrier._sender.open()
             return carrier
 
