@@ -14,6 +14,7 @@ from typing import Any
 from relay import route, urls, values
 from relay.choices import Envelope, LogFormat, LogLevel, OnParked, SentRows, Sink
 from relay.core.settings import Ordering, Unroutable
+from relay.topology import names
 
 RUN, MIGRATE, CHECK, STATUS, PARKED = "run", "migrate", "check", "status", "parked"
 PAUSE, RESUME, TOPOLOGY, REDRIVE, BENCH, DEMO = "pause", "resume", "topology", "redrive", "bench", "demo"
@@ -55,6 +56,12 @@ class Setting:
 
 def _choices(members: type[StrEnum]) -> str:
     return ", ".join(members)
+
+
+def _consumed_queue(text: str) -> str:
+    if len(names.parking_queue(text).encode()) > values.SHORT_STRING_BYTES_MAX:
+        raise ValueError("longer than 247 bytes")
+    return values.line(text)
 
 
 SETTINGS: tuple[Setting, ...] = (
@@ -380,9 +387,9 @@ SETTINGS: tuple[Setting, ...] = (
         "RELAY_INBOX_QUEUE",
         "inbox_queue",
         None,
-        values.short_string,
+        _consumed_queue,
         "the queue that is consumed",
-        "a queue's name, up to 255 bytes",
+        "a queue's name, up to 247 bytes: its parking queue's has 8 more",
         (INBOX_RUN,),
         required_by=(INBOX_RUN,),
         shown_default="required",

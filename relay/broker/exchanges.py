@@ -19,13 +19,15 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from typing import Final, cast
+from typing import Final
 
-from aiormq import Connection, spec
-from aiormq.channel import EXCEPTION_MAPPING, Channel
+from aiormq import Connection
+from aiormq.channel import EXCEPTION_MAPPING
 from aiormq.exceptions import AMQPError, ChannelClosed, ChannelInvalidStateError
 
-from relay.broker.opening import is_being_cancelled, opened
+from relay.broker.losses import CONNECTION_ERRORS, named
+from relay.broker.methods import verify_exchange
+from relay.broker.opening import opened
 from relay.broker.refusals import INTERNAL_ERROR, is_too_long_to_refuse
 from relay.broker.wire import Wire
 from relay.errors import BrokerError
@@ -38,18 +40,6 @@ _PAUSE_S: Final = 1.0
 _FAILURES_MAX: Final = 3
 _NAMES_MAX: Final = 1000
 _CODES: Final = {error: code for code, error in EXCEPTION_MAPPING.items()}
-
-
-class _Question(spec.Exchange.Declare):
-    """A passive declare of any name that RabbitMQ knows: pamqp's own check would refuse names of more than 127
-    characters, or of other than ASCII ones."""
-
-    def __init__(self, name: str) -> None:
-        super().__init__(passive=True)
-        self.exchange = name
-
-    def validate(self) -> None:
-        """Nothing: the encoder has seen to the length."""
 
 
 class Forbidden:
@@ -154,7 +144,7 @@ class Exchanges:
 async def _ask(connection: Connection, name: str) -> str | None:
     channel = await connection.channel(publisher_confirms=False)
     try:
-        await cast(Channel, channel).rpc(_Question(name))
+        await verify_exchange(channel, name)
     except ChannelInvalidStateError:
         raise
     except ChannelClosed as error:
@@ -169,9 +159,9 @@ async def _ask(connection: Connection, name: str) -> str | None:
 async def _ask_once(connection: Connection, wire: Wire, name: str) -> str | None:
     """On a connection that is closed behind it."""
     try:
-        text = await _ask(connection, name)
-    except (AMQPError, OSError, RuntimeError, asyncio.CancelledError):
-        if is_being_cancelled() or wire.refused is None or wire.refused[0] != INTERNAL_ERROR:
+        text = await named(_ask(connection, name))
+    except CONNECTION_ERRORS:
+        if wire.refused is None or wire.refused[0] != INTERNAL_ERROR:
             raise
         return f"{INTERNAL_ERROR} {wire.refused[1]}: RabbitMQ has no room for what it would say of this exchange's name"
     await connection.close()

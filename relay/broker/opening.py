@@ -12,15 +12,11 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, Final, TypeVar
 
 from aiormq import Connection
-from aiormq.exceptions import (
-    AMQPConnectionError,
-    AMQPError,
-    AuthenticationError,
-    ProbableAuthenticationError,
-)
+from aiormq.exceptions import AuthenticationError, ProbableAuthenticationError
 from yarl import URL
 
 from relay import __version__, tls
+from relay.broker.losses import CONNECTION_ERRORS, named
 from relay.broker.wire import Wire, WireFactory
 from relay.errors import BrokerError, BrokerRefused, BrokerUnavailable, ExchangeMissing
 
@@ -88,42 +84,21 @@ async def opened(address_url: str, name: str, finish: Callable[[Connection, Wire
         async with asyncio.timeout(timeout_s):
             await shake_hands(connection, properties)
             assert factory.wire is not None, "connected"
-            found = await _named(finish(connection, factory.wire))
+            found = await named(finish(connection, factory.wire))
             is_open = True
             return found
     except TimeoutError as error:
         raise BrokerUnavailable(f"{address} did not answer within {timeout_s:g} s") from error
-    except (AMQPError, OSError, ValueError, RuntimeError) as error:
+    except CONNECTION_ERRORS as error:
         raise _mapped(error, address, factory.wire) from error
-    except asyncio.CancelledError as error:
-        # aiormq cancels those who wait for an answer when their connection goes.
-        if is_being_cancelled():
-            raise
-        raise BrokerUnavailable(f"{address}: connection closed while it was being opened") from error
     finally:
         if not is_open:
             await _discard(connection, factory)
 
 
 async def shake_hands(connection: Connection, properties: dict[str, Any] | None = None) -> None:
-    """aiormq's connect. Raises AMQPError, OSError, ValueError, RuntimeError."""
-    await _named(connection.connect(properties))
-
-
-async def _named(work: Awaitable[T]) -> T:
-    """What a server that hangs up between two frames, or says garbage, makes aiormq raise is written down nowhere
-    (StopAsyncIteration, struct.error, AttributeError ...): each is a connection that came to nothing.
-
-    Raises AMQPError, BrokerError, OSError, ValueError, RuntimeError.
-    """
-    try:
-        return await work
-    except (AMQPError, BrokerError, OSError, ValueError, RuntimeError):
-        raise
-    except Exception as error:
-        raise AMQPConnectionError(
-            f"the connection broke off while it was being opened ({type(error).__name__})"
-        ) from error
+    """aiormq's connect. Raises CONNECTION_ERRORS."""
+    await named(connection.connect(properties))
 
 
 def _connection(url: URL, factory: WireFactory) -> Connection:
@@ -177,23 +152,14 @@ def _refused_tls(failure: ssl.SSLError, address: str) -> BrokerError:
     return BrokerUnavailable(f"{address}: {said}")
 
 
-def is_being_cancelled() -> bool:
-    """Whether a CancelledError is meant for this task, and is not aiormq's word for a connection that went."""
-    task = asyncio.current_task()
-    return task is not None and task.cancelling() > 0
-
-
 async def _discard(connection: Connection, factory: WireFactory) -> None:
     """Leave nothing behind of a connection that came to nothing."""
     try:
         async with asyncio.timeout(1.0):
-            await connection.close()
-    except (AMQPError, OSError, TimeoutError, asyncio.InvalidStateError):
+            await named(connection.close())
+    except CONNECTION_ERRORS:
         # Why it failed is being raised already.
         pass
-    except asyncio.CancelledError:
-        if is_being_cancelled():
-            raise
     finally:
         if factory.wire is not None and factory.wire.transport is not None:
             factory.wire.transport.abort()

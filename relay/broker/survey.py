@@ -11,10 +11,11 @@ from dataclasses import dataclass
 from typing import Final
 
 from aiormq import Connection, spec
-from aiormq.exceptions import AMQPError, ChannelClosed
+from aiormq.exceptions import ChannelClosed
 from yarl import URL
 
 from relay.broker.exchanges import refusal
+from relay.broker.losses import CONNECTION_ERRORS, named
 from relay.broker.opening import shake_hands
 
 TIMEOUT_S: Final = 20.0
@@ -43,10 +44,10 @@ async def survey(url: str, size_bytes: int | None) -> Survey | None:
             refused, is_known = None, False
             if size_bytes is not None:
                 try:
-                    refused, is_known = await _offer(connection, size_bytes)
-                except (AMQPError, OSError, TimeoutError, RuntimeError):
+                    refused, is_known = await named(_offer(connection, size_bytes))
+                except CONNECTION_ERRORS:
                     is_known = False
-    except (AMQPError, OSError, TimeoutError, ValueError, RuntimeError):
+    except CONNECTION_ERRORS:
         return None
     finally:
         await _close(connection)
@@ -79,6 +80,6 @@ def _text(value: object) -> str:
 async def _close(connection: Connection) -> None:
     try:
         async with asyncio.timeout(2.0):
-            await connection.close()
-    except (AMQPError, OSError, TimeoutError, RuntimeError):
+            await named(connection.close())
+    except CONNECTION_ERRORS:
         return

@@ -29,6 +29,8 @@ def _inbox_migrate(options: argparse.Namespace, console: Console) -> int:
     spared = ("RELAY_INBOX_DATABASE_URL",) if options.print else ()
     config = console.config("inbox migrate", spared=spared)
     from relay.inbox import migrate
+    from relay.inbox.naming import channel_of
+    from relay.values import quote_identifier
 
     if options.print:
         sys.stdout.write(migrate.printed(table=config.inbox_table, role=options.role))
@@ -36,6 +38,7 @@ def _inbox_migrate(options: argparse.Namespace, console: Console) -> int:
     console.warn()
     wait_for(migrate.run(config.inbox_database(), table=config.inbox_table, role=options.role))
     print(f"processed_messages, {config.inbox_table}: in place")
+    print(f"its doorbell: LISTEN {quote_identifier(channel_of(config.inbox_table))}")
     return 0
 
 

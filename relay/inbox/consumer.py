@@ -17,7 +17,7 @@ from relay.inbox.breaker import Breaker
 from relay.inbox.hand import Shared
 from relay.inbox.ledger import AsyncpgLedger, Handler, Ledger
 from relay.inbox.metrics import METRICS, InboxMetrics
-from relay.inbox.settings import ConsumerSettings
+from relay.inbox.settings import ConsumerSettings, queue_problems
 from relay.inbox.station import Station, Urls
 from relay.inbox.worker import Worker
 from relay.logs import Log, get_logger
@@ -51,6 +51,8 @@ class Consumer:
             raise ConfigError(["database_url, ledger: exactly one of them is given"])
         if self._target is None and self._settings.retention_s is not None:
             raise ConfigError(["retention_s: needs database_url; with a ledger of your own the purge is yours too"])
+        if problems := queue_problems(queue, self._settings):
+            raise ConfigError(problems)
         self._name = name
         self._log = (log or get_logger()).bind(consumer=name, queue=queue)
         keeper: Ledger = ledger or self._own_ledger()

@@ -18,10 +18,11 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Final
 
-import aiormq
 from aiormq.abc import AbstractChannel, DeliveredMessage
 
-from relay.broker.deliveries import Deliveries, Undecodable, not_by_the_driver
+from relay.broker.deliveries import Deliveries, Undecodable
+from relay.broker.losses import CONNECTION_ERRORS, named
+from relay.broker.methods import consume
 from relay.errors import BrokerUnavailable, RelayError
 from relay.http import Readiness
 from relay.inbox.breaker import Breaker
@@ -35,12 +36,14 @@ from relay.inbox.returns import Returns
 from relay.inbox.seldom import Seldom
 from relay.inbox.settings import ConsumerSettings
 from relay.logs import Log
-from relay.topology import names
 
 COPY_BACKOFF_MIN_S: Final = 0.5
 COPY_BACKOFF_MAX_S: Final = 30.0
 BROKER_TIMEOUT_S: Final = 10.0
 GIVE_BACK_TIMEOUT_S: Final = 2.0
+
+CONSUMER_TAG: Final = "outbox-relay"
+"""The one consumer of its channel."""
 
 ACKS_TOGETHER: Final = 10
 ACK_DELAY_S: Final = 0.02
@@ -153,7 +156,6 @@ class Hand(ABC):
         self._hand: asyncio.Queue[DeliveredMessage | None] = asyncio.Queue()
         self._in_hand = 0
         self._channel: AbstractChannel | None = None
-        self._tag: str | None = None
         self._owed: DeliveredMessage | None = None
         self._owed_outcomes: list[Outcome] = []
         self._late: asyncio.Task[None] | None = None
@@ -193,17 +195,20 @@ class Hand(ABC):
     async def _open(self, connection: Connection) -> None:
         try:
             async with asyncio.timeout(BROKER_TIMEOUT_S):
-                channel = await (await connection.channel(publisher_confirms=False)).get_underlay_channel()
-                channel.closing.add_done_callback(lambda _: self._life.end("the channel was closed"))
-                channel.on_consumer_cancel_callbacks.add(self._on_cancel)
-                await channel.basic_qos(prefetch_count=self._settings.prefetch)
-                connection.wire.deliver(Deliveries(channel, self._receive), channel.number)
-                self._tag = (await channel.basic_consume(self._shared.queue, not_by_the_driver)).consumer_tag
-        except (aiormq.AMQPError, RuntimeError, OSError, TimeoutError) as error:
+                self._channel = await named(self._consume(connection))
+        except CONNECTION_ERRORS as error:
             raise BrokerUnavailable(
                 f"cannot consume {self._shared.queue}: {str(error) or 'no answer in time'}"
             ) from error
-        self._channel = channel
+
+    async def _consume(self, connection: Connection) -> AbstractChannel:
+        channel = await (await connection.channel(publisher_confirms=False)).get_underlay_channel()
+        channel.closing.add_done_callback(lambda _: self._life.end("the channel was closed"))
+        channel.on_consumer_cancel_callbacks.add(self._on_cancel)
+        await channel.basic_qos(prefetch_count=self._settings.prefetch)
+        connection.wire.deliver(Deliveries(channel, self._receive), channel.number)
+        await consume(channel, self._shared.queue, CONSUMER_TAG)
+        return channel
 
     def _receive(self, delivery: DeliveredMessage) -> None:
         self._in_hand += 1
@@ -256,18 +261,18 @@ class Hand(ABC):
 
     async def _give_back(self) -> None:
         """What is in hand was not tried: a nack says so, while the channel's end would count as a failure of each."""
-        channel, tag = self._channel, self._tag
-        if self._in_hand == 0 or channel is None or channel.is_closed or tag is None:
+        channel = self._channel
+        if self._in_hand == 0 or channel is None or channel.is_closed:
             return
-        with contextlib.suppress(aiormq.AMQPError, RuntimeError, OSError, TimeoutError):
+        with contextlib.suppress(*CONNECTION_ERRORS):
             async with asyncio.timeout(GIVE_BACK_TIMEOUT_S):
                 # First, or the broker would deliver them here again.
-                await channel.basic_cancel(tag)
-                await channel.basic_nack(0, multiple=True, requeue=True, wait=False)
+                await named(channel.basic_cancel(CONSUMER_TAG))
+                await named(channel.basic_nack(0, multiple=True, requeue=True, wait=False))
 
     async def _park(self, delivery: DeliveredMessage, origin: Origin, park: Park, failure: Failure) -> None:
         settings = self._settings
-        queue = settings.parking_queue or names.parking_queue(self._shared.queue)
+        queue = settings.parking_queue_of(self._shared.queue)
         if not await self._send(parked_copy(origin, park, failure, settings.parking_exchange, queue)):
             await self._reject(delivery, failure)
             return
@@ -364,8 +369,8 @@ class Hand(ABC):
 
     async def _send_end(self, frame: Awaitable[None]) -> None:
         try:
-            await frame
-        except (aiormq.AMQPError, RuntimeError, OSError):
+            await named(frame)
+        except CONNECTION_ERRORS:
             # The broker delivers it again, and the database knows it.
             self._life.end("an acknowledgement could not be sent")
             raise LifeOver from None

@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+from hashlib import sha256
+
 from relay.database import fill, sql_file
-from relay.values import TableName
+from relay.values import IDENTIFIER_BYTES_MAX, TableName
 
 
 def channel_of(table: TableName) -> str:
-    """Where the doorbell rings: the table's name as it is configured, without quotes."""
-    return str(table)
+    """Where the doorbell rings: the table's name without quotes, or a digest of it where that would be no channel's
+    (`pg_notify` refuses more than 63 bytes, which a schema's name and a table's have together).
+    """
+    name = str(table)
+    if len(name.encode()) <= IDENTIFIER_BYTES_MAX:
+        return name
+    return f"inbox_{sha256(name.encode()).hexdigest()[:32]}"
 
 
 def names_of(table: TableName) -> dict[str, str]:

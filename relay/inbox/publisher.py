@@ -17,6 +17,7 @@ import aiormq
 from aiormq.abc import AbstractChannel
 
 from relay import tls
+from relay.broker.losses import CONNECTION_ERRORS, named
 from relay.broker.wire import Wire, WireFactory
 from relay.errors import BrokerUnavailable, RelayError
 from relay.inbox.copies import Copy
@@ -71,8 +72,8 @@ class Publisher:
         """End the connection; safe to repeat."""
         connection, self._connection = self._connection, None
         if connection is not None:
-            with contextlib.suppress(aiormq.AMQPError, OSError, TimeoutError):
-                await asyncio.wait_for(connection.close(), 5.0)
+            with contextlib.suppress(*CONNECTION_ERRORS):
+                await asyncio.wait_for(named(connection.close()), 5.0)
 
     async def _channel(self) -> AbstractChannel:
         async with self._lock:
@@ -98,13 +99,13 @@ class Lane:
             raise CopyImpossible(f"a copy cannot be encoded: {error}") from error
         try:
             async with asyncio.timeout(CONFIRM_TIMEOUT_S):
-                await self._publish(copy, header_bytes)
+                await named(self._publish(copy, header_bytes))
         except aiormq.exceptions.PublishError as error:
             raise CopyUnavailable(f"no queue takes {copy.routing_key} from exchange {copy.exchange!r}") from error
         except aiormq.DeliveryError as error:
             await self._leave()
             raise CopyUnavailable(f"the broker refused the copy for {copy.routing_key}") from error
-        except (aiormq.AMQPError, RuntimeError, OSError, TimeoutError, BrokerUnavailable) as error:
+        except (*CONNECTION_ERRORS, BrokerUnavailable) as error:
             await self._leave()
             code = getattr(error, "code", None) or (error.args[0] if error.args else None)
             if code in _IMPOSSIBLE:
@@ -112,13 +113,6 @@ class Lane:
             raise CopyUnavailable(
                 f"no confirm for the copy to {copy.routing_key}: {str(error) or 'timeout'}"
             ) from error
-        except asyncio.CancelledError:
-            task = asyncio.current_task()
-            if task is not None and task.cancelling():
-                raise
-            # The driver cancels who waits for an answer when its connection goes.
-            await self._leave()
-            raise CopyUnavailable("the connection was lost before the copy was confirmed") from None
 
     async def _publish(self, copy: Copy, header_bytes: int) -> None:
         if self._channel is None or self._channel.is_closed:
@@ -140,8 +134,8 @@ class Lane:
         """Whatever is still said about it concerns a copy that is made anew."""
         channel, self._channel = self._channel, None
         if channel is not None and not channel.is_closed:
-            with contextlib.suppress(aiormq.AMQPError, RuntimeError, OSError, TimeoutError, asyncio.CancelledError):
-                await asyncio.wait_for(channel.close(), 2.0)
+            with contextlib.suppress(*CONNECTION_ERRORS):
+                await asyncio.wait_for(named(channel.close()), 2.0)
 
 
 async def connect(urls: tuple[str, ...], name: str, timeout_s: float) -> Connection:
@@ -151,10 +145,10 @@ async def connect(urls: tuple[str, ...], name: str, timeout_s: float) -> Connect
     for url in urls:
         try:
             async with asyncio.timeout(timeout_s):
-                return await aio_pika.connect(
-                    url, client_properties={"connection_name": name}, connection_class=Connection
+                return await named(
+                    aio_pika.connect(url, client_properties={"connection_name": name}, connection_class=Connection)
                 )
-        except (aiormq.AMQPError, OSError, TimeoutError) as error:
+        except CONNECTION_ERRORS as error:
             last = error
             failures.append(f"{amqp_address(url)}: {_said(error)}")
     assert last is not None, "no URL"

@@ -5,10 +5,13 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 
+from aiormq import spec
+
 from relay.errors import ConfigError
 from relay.inbox.order import Order
 from relay.inbox.outcome import BrokerRetry, RetryBudget, RetryPolicy
 from relay.topology import names
+from relay.values import short_string, utf8
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,6 +52,15 @@ class ConsumerSettings:
         """Whether the queue itself delays what failed, rather than a retry queue."""
         return isinstance(self.retry, BrokerRetry)
 
+    def parking_queue_of(self, queue: str) -> str:
+        """Where messages of `queue` wait for an operator."""
+        return self.parking_queue or names.parking_queue(queue)
+
+    def queues_beside(self, queue: str) -> tuple[str, ...]:
+        """The queues that a consumer of `queue` publishes to: retries, parking."""
+        delays_s = () if self.returns_to_broker else self.retry.delays_s
+        return (*(names.retry_queue(queue, delay_s) for delay_s in delays_s), self.parking_queue_of(queue))
+
 
 def _problems(settings: ConsumerSettings) -> list[str]:
     checks = (
@@ -66,8 +78,32 @@ def _problems(settings: ConsumerSettings) -> list[str]:
             f"retention_s={settings.retention_s}: longer than the longest replay, {shortest_retention_s(settings):g} s "
             "(longest_replay_s and the retry ladder); what is forgotten earlier takes effect twice",
         ),
+        (
+            _is_published_to(settings.parking_exchange),
+            f"parking_exchange={settings.parking_exchange!r}: allowed is what the driver publishes to, up to 127 of "
+            "a-z A-Z 0-9 - _ . : @ # , / + and the space; the default exchange reaches a queue of any name",
+        ),
     )
     return [problem for holds, problem in (*checks, *_retry_checks(settings)) if not holds]
+
+
+def _is_published_to(exchange: str) -> bool:
+    try:
+        spec.Basic.Publish(exchange=exchange)
+    except ValueError:
+        return False
+    return True
+
+
+def queue_problems(queue: str, settings: ConsumerSettings) -> list[str]:
+    """What of the queues that a consumer of `queue` needs, itself included, has an impossible name."""
+    problems = []
+    for name in (queue, *settings.queues_beside(queue)):
+        try:
+            short_string(utf8(name))
+        except ValueError as error:
+            problems.append(f"queue: {name!r}: {error}; allowed: UTF-8, up to 255 bytes with what is added to it")
+    return problems
 
 
 def _retry_checks(settings: ConsumerSettings) -> Sequence[tuple[bool, str]]:

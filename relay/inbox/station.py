@@ -17,6 +17,8 @@ from typing import Final, Protocol, TypeVar
 
 import aiormq
 
+from relay.broker.losses import CONNECTION_ERRORS, named
+from relay.broker.methods import messages_ready
 from relay.errors import BrokerUnavailable, ConfigError, DrainIncomplete, RelayError
 from relay.inbox.hand import BROKER_TIMEOUT_S, Hand, Life, LifeOver, Shared
 from relay.inbox.publisher import Connection, Lane, Publisher, connect
@@ -220,10 +222,7 @@ class Station:
 
     async def _watch_queues(self, connection: Connection, life: Life) -> None:
         """How many messages are ready, queue by queue; a queue that is missing makes the consumer not ready."""
-        settings = self._settings
-        delays_s = () if settings.returns_to_broker else settings.retry.delays_s
-        delays = [names.retry_queue(self._queue, delay_s) for delay_s in delays_s]
-        wanted = (self._queue, *delays, settings.parking_queue or names.parking_queue(self._queue))
+        wanted = (self._queue, *self._settings.queues_beside(self._queue))
         found: dict[str, int | Unseen] = {}
         patience = {queue: _Patience() for queue in wanted}
         while not life.is_over:
@@ -235,7 +234,7 @@ class Station:
             if not life.is_over:
                 self._note_missing([queue for queue, ready in found.items() if ready is Unseen.MISSING])
             try:
-                await life.rest(settings.gauge_interval_s)
+                await life.rest(self._settings.gauge_interval_s)
             except LifeOver:
                 return
 
@@ -284,17 +283,21 @@ def backoff_s(failures: int, roll: float) -> float:
 
 
 async def _messages_ready(connection: Connection, queue: str) -> int | Unseen:
-    """A queue that does not exist costs the channel of the question: each has one of its own."""
     try:
         async with asyncio.timeout(BROKER_TIMEOUT_S):
-            channel = await (await connection.channel(publisher_confirms=False)).get_underlay_channel()
-            answer = await channel.queue_declare(queue, passive=True)
-            await channel.close()
-            return answer.message_count or 0
+            return await named(_ask_for_messages(connection, queue))
     except aiormq.exceptions.ChannelNotFoundEntity:
         return Unseen.MISSING
-    except (aiormq.AMQPError, RuntimeError, OSError, TimeoutError):
+    except CONNECTION_ERRORS:
         return Unseen.UNANSWERED
+
+
+async def _ask_for_messages(connection: Connection, queue: str) -> int:
+    """A queue that does not exist costs the channel of the question: each has one of its own."""
+    channel = await (await connection.channel(publisher_confirms=False)).get_underlay_channel()
+    ready = await messages_ready(channel, queue)
+    await channel.close()
+    return ready
 
 
 def _delay_fault(connection: Connection) -> str | None:
@@ -312,5 +315,5 @@ def _delay_fault(connection: Connection) -> str | None:
 
 
 async def _close(connection: Connection) -> None:
-    with contextlib.suppress(aiormq.AMQPError, RuntimeError, OSError, TimeoutError):
-        await asyncio.wait_for(connection.close(), 5.0)
+    with contextlib.suppress(*CONNECTION_ERRORS):
+        await asyncio.wait_for(named(connection.close()), 5.0)

@@ -16,9 +16,11 @@ from typing import Final
 
 from aiormq import Connection, spec
 from aiormq.abc import AbstractChannel
-from aiormq.exceptions import AMQPError, ChannelClosed
+from aiormq.exceptions import ChannelClosed
 
 from relay.broker.exchanges import refusal
+from relay.broker.losses import CONNECTION_ERRORS, named
+from relay.broker.methods import messages_ready
 from relay.broker.opening import first_of, opened
 from relay.broker.wire import Wire
 from relay.errors import BrokerRefused
@@ -50,11 +52,11 @@ class Carrier:
         async def finish(connection: Connection, wire: Wire) -> Carrier:
             channel = await connection.channel(publisher_confirms=False)
             try:
-                found = await channel.queue_declare(queue, passive=True)
+                ready = await messages_ready(channel, queue)
             except ChannelClosed as error:
                 hint = "the queue's name, or the vhost at the end of RELAY_AMQP_URL? rabbitmqctl list_queues -p VHOST"
                 raise BrokerRefused(f"the queue {queue!r} cannot be used: {refusal(error)}", hint=hint) from error
-            carrier = cls(Session(connection, wire), channel, queue, found.message_count or 0)
+            carrier = cls(Session(connection, wire), channel, queue, ready)
             await carrier._sender.open()
             return carrier
 
@@ -92,9 +94,9 @@ class Carrier:
         self._sender.close()
         try:
             async with asyncio.timeout(_CLOSE_TIMEOUT_S):
-                await self._source.close()
-                await self._session.connection.close()
-        except (AMQPError, OSError, TimeoutError, RuntimeError):
+                await named(self._source.close())
+                await named(self._session.connection.close())
+        except CONNECTION_ERRORS:
             # The broker gives everything back by itself when the connection goes.
             if self._session.wire.transport is not None:
                 self._session.wire.transport.abort()

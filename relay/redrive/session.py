@@ -7,9 +7,10 @@ from collections.abc import Awaitable, Callable
 from typing import Final, TypeVar
 
 from aiormq import Connection
-from aiormq.exceptions import AMQPError, ChannelClosed
+from aiormq.exceptions import ChannelClosed
 
 from relay.broker.exchanges import refusal
+from relay.broker.losses import CONNECTION_ERRORS, named
 from relay.broker.wire import Wire
 from relay.errors import BrokerRefused, BrokerUnavailable
 
@@ -65,18 +66,12 @@ class Session:
         """The driver's answer, its errors mapped. Raises BrokerUnavailable, BrokerRefused."""
         try:
             async with asyncio.timeout(ANSWER_TIMEOUT_S):
-                return await asked
+                return await named(asked)
         except TimeoutError as error:
             raise BrokerUnavailable(f"the broker did not give {what} within {ANSWER_TIMEOUT_S:g} s") from error
         except ChannelClosed as error:
             raise BrokerRefused(f"the broker closed the channel: {refusal(error)}") from error
-        except (AMQPError, OSError, RuntimeError) as error:
+        except CONNECTION_ERRORS as error:
             self.check()
             text = " ".join(map(str, error.args)) or type(error).__name__
             raise BrokerUnavailable(f"the connection was lost: {text}") from error
-        except asyncio.CancelledError as error:
-            task = asyncio.current_task()
-            if task is not None and task.cancelling():
-                raise
-            # The driver cancels who waits for an answer when its connection goes.
-            raise BrokerUnavailable("the connection was lost") from error

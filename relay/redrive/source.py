@@ -19,7 +19,8 @@ from typing import Final
 from aiormq import spec
 from aiormq.abc import AbstractChannel, DeliveredMessage
 
-from relay.broker.deliveries import Deliveries, Undecodable, not_by_the_driver
+from relay.broker.deliveries import Deliveries, Undecodable
+from relay.broker.methods import consume, messages_ready
 from relay.errors import BrokerUnavailable
 from relay.redrive.choice import Taken
 from relay.redrive.session import ANSWER_TIMEOUT_S, Session
@@ -94,10 +95,8 @@ class Source:
         self._prefetch = min(2 * self._prefetch, PREFETCH_MAX) if self._prefetch else PREFETCH
         self._consumers += 1
         await self._session.answer(self._channel.basic_qos(prefetch_count=self._prefetch), "a prefetch")
-        consume = self._channel.basic_consume(
-            self._queue, not_by_the_driver, consumer_tag=_consumer_tag(self._consumers)
-        )
-        await self._session.answer(consume, "a consumer")
+        consuming = consume(self._channel, self._queue, _consumer_tag(self._consumers))
+        await self._session.answer(consuming, "a consumer")
 
     def _receive(self, message: DeliveredMessage) -> None:
         delivery = message.delivery
@@ -109,8 +108,7 @@ class Source:
         self._session.tell()
 
     async def _has_more(self) -> bool:
-        asked = self._channel.queue_declare(self._queue, passive=True)
-        return bool((await self._session.answer(asked, "its messages")).message_count)
+        return await self._session.answer(messages_ready(self._channel, self._queue), "its messages") > 0
 
 
 def _consumer_tag(number: int) -> str:

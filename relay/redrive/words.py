@@ -33,8 +33,8 @@ def read_order(
             short_string(text)
         except ValueError as error:
             raise UsageError(f"{option}: {error}; allowed: a name of up to 255 bytes") from None
-    if not queue or not queue.isascii():
-        raise UsageError("QUEUE: allowed: a queue's name, of ASCII characters (the driver's limit)")
+    if not queue:
+        raise UsageError("QUEUE: allowed: a queue's name")
     return Order(queue, tuple(map(_condition, where)), exchange, routing_key, limit, rate_per_s, is_dry)
 
 

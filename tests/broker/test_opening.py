@@ -1,19 +1,24 @@
-"""A connection's opening, against a broker of the test's own that says anything: what is refused, cut, mute or no AMQP."""
+"""A connection's opening, the relay's and the consumer's, against a broker of the test's own that says anything: what is
+refused, cut, mute or no AMQP.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
 import ssl
-import struct
+from collections.abc import Awaitable, Callable
 
 import aiormq
 import pytest
 from pamqp import commands
 
 from relay import tls
+from relay.broker.survey import survey
 from relay.errors import BrokerError, BrokerRefused, BrokerUnavailable, ExchangeMissing
+from relay.inbox import publisher
 from relay.message import PayloadType
+from tests.losses import BY_ANY_LOSS, losing
 
 from .recorder import Recorder, make_broker
 from .stub import StubBroker, frames
@@ -80,6 +85,21 @@ async def test_a_connect_may_be_cancelled_at_any_stage(stub: StubBroker, stage: 
     await (await stub.peer()).gone()
 
 
+Connect = Callable[[str], Awaitable[object]]
+
+
+def by_relay(url: str) -> Awaitable[object]:
+    """The link of `relay run`."""
+    return make_broker(url).connect(Recorder(), PayloadType.JSON)
+
+
+def by_consumer(url: str) -> Awaitable[object]:
+    """`relay inbox run`, and the library."""
+    return publisher.connect((url,), "test", 5.0)
+
+
+BY_ALL = pytest.mark.parametrize("connect", [by_relay, by_consumer])
+
 _START = frames([commands.Connection.Start(server_properties={}, mechanisms="PLAIN")], 0)
 _TUNE = frames([commands.Connection.Tune(2047, 131_072, 60)], 0)
 _CUT_SHORT = b"\x01\x00\x00\x00\x00\x00\x04\x00\x0a\x00\x0a\xce"
@@ -91,7 +111,8 @@ _CUT_SHORT = b"\x01\x00\x00\x00\x00\x00\x04\x00\x0a\x00\x0a\xce"
     [b"", _START, _START + _TUNE, _CUT_SHORT, _START + _CUT_SHORT, _START[:-1] + b"\x00", _START + _TUNE[:9], _TUNE],
     ids=["nothing", "start", "tune", "no arguments", "again", "no end", "half a frame", "out of order"],
 )
-async def test_a_server_that_ends_or_raves_amid_the_handshake(said: bytes) -> None:
+@BY_ALL
+async def test_a_server_that_ends_or_raves_amid_the_handshake(said: bytes, connect: Connect) -> None:
     """A node that goes down is in no state to say goodbye: whatever the driver makes of it, it is an outage."""
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -105,11 +126,12 @@ async def test_a_server_that_ends_or_raves_amid_the_handshake(said: bytes) -> No
     async with await asyncio.start_server(serve, "127.0.0.1", 0) as server:
         url = f"amqp://guest:guest@127.0.0.1:{server.sockets[0].getsockname()[1]}/?timeout=5"
         with pytest.raises(BrokerError):
-            await make_broker(url).connect(Recorder(), PayloadType.JSON)
+            await connect(url)
 
 
 @pytest.mark.parametrize("resets", [False, True])
-async def test_somebody_who_accepts_and_hangs_up(resets: bool) -> None:
+@BY_ALL
+async def test_somebody_who_accepts_and_hangs_up(resets: bool, connect: Connect) -> None:
     """As a proxy does before a broker that is down. The end is there before the driver has begun to read."""
 
     async def serve(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -121,22 +143,30 @@ async def test_somebody_who_accepts_and_hangs_up(resets: bool) -> None:
         url = f"amqp://guest:guest@127.0.0.1:{server.sockets[0].getsockname()[1]}/?timeout=5"
         for _ in range(50):  # who is first is a matter of the loop's turn
             with pytest.raises(BrokerUnavailable):
-                await make_broker(url).connect(Recorder(), PayloadType.JSON)
+                await connect(url)
 
 
-@pytest.mark.parametrize("raised", [StopAsyncIteration(), struct.error("short"), AttributeError("reader")])
+@BY_ANY_LOSS
+@BY_ALL
 async def test_whatever_the_driver_raises_in_a_handshake_is_an_outage(
-    stub: StubBroker, raised: Exception, monkeypatch: pytest.MonkeyPatch
+    stub: StubBroker, loss: BaseException, connect: Connect, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A relay behind a proxy ended with a traceback when its broker went down: StopAsyncIteration, if the end came
-    before the driver had begun to read."""
+    """A relay, and a consumer, behind a proxy ended with a traceback when its broker went down: StopAsyncIteration, if the
+    end came before the driver had begun to read."""
+    monkeypatch.setattr(aiormq.Connection, "connect", losing(loss))
+    with pytest.raises(BrokerUnavailable):
+        await connect(stub.url)
 
-    async def connect(*_: object) -> None:
-        raise raised
 
-    monkeypatch.setattr(aiormq.Connection, "connect", connect)
-    with pytest.raises(BrokerUnavailable, match=type(raised).__name__):
-        await make_broker(stub.url).connect(Recorder(), PayloadType.JSON)
+@BY_ANY_LOSS
+@pytest.mark.parametrize("asked", ["connect", "channel"])
+async def test_whatever_the_driver_raises_ends_no_check(
+    stub: StubBroker, loss: BaseException, asked: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`relay check` ended with the driver's CancelledError where a broker went down in the middle of its questions."""
+    monkeypatch.setattr(aiormq.Connection, asked, losing(loss))
+    found = await survey(stub.url, 1000)
+    assert found is None if asked == "connect" else found is not None and not found.is_size_known
 
 
 def test_a_chain_of_exceptions_may_be_a_circle() -> None:

@@ -244,6 +244,15 @@ def test_a_secret_file_that_cannot_be_used_is_named(tmp_path: Path, content: byt
     assert line.startswith(f"RELAY_AMQP_URL_FILE={str(file)!r}: ")
 
 
+@pytest.mark.parametrize("name", ["q" * 248, "ü" * 124, "a\nb"])
+def test_a_queue_that_cannot_be_consumed_is_refused(name: str) -> None:
+    """The driver's ValueError came only later, with the question for its parking queue or for itself."""
+    environ = {"RELAY_INBOX_DATABASE_URL": DATABASE, "RELAY_INBOX_AMQP_URL": AMQP, "RELAY_INBOX_QUEUE": name}
+    (line,) = problems(environ, "inbox run")
+    assert line.startswith("RELAY_INBOX_QUEUE=") and "up to 247 bytes" in line
+    assert loaded(RELAY_INBOX_QUEUE="bestände (tot)|1" + "q" * 230).inbox_queue is not None
+
+
 def test_a_directory_as_secret_file(tmp_path: Path) -> None:
     (line,) = problems({"RELAY_DATABASE_URL": DATABASE, "RELAY_AMQP_URL_FILE": str(tmp_path)})
     assert "Is a directory" in line

@@ -22,6 +22,7 @@ from pamqp.header import ContentHeader
 
 from relay.errors import ConfigError, DatabaseLost, DatabaseRefused, DatabaseUnavailable
 from relay.http import Readiness
+from relay.inbox import Consumer
 from relay.inbox.breaker import COOLDOWN_MAX_S, COOLDOWN_MIN_S, FAILURES_MAX, RECHECK_S, Breaker
 from relay.inbox.copies import Origin, parked_copy, retry_copy
 from relay.inbox.faults import classify, is_database_away
@@ -47,11 +48,12 @@ from relay.inbox.outgoing import outgoing_id
 from relay.inbox.returns import Returned, Returns
 from relay.inbox.scribe import BATCH_BYTES_MAX, HEADERS_BYTES_MAX, Pair, batches
 from relay.inbox.seldom import Seldom
-from relay.inbox.settings import ConsumerSettings, shortest_retention_s
+from relay.inbox.settings import ConsumerSettings, queue_problems, shortest_retention_s
 from relay.inbox.station import Standby
 from relay.logs import get_logger
 from relay.properties import copied, table
 from relay.topology import names
+from tests.inbox.site import apply
 
 POLICY = RetryPolicy(delays_s=(5.0, 30.0, 300.0), jitter=0.0)
 LATER = Failure(ErrorClass.TRANSIENT, "later")
@@ -439,6 +441,28 @@ def test_a_retry_by_the_broker_that_makes_no_sense_is_refused_with_all_its_fault
     words = ("retry.delay_min_s", "retry.delay_max_s", "retry.retries_max", "order=single_active retries in place")
     assert len(caught.value.problems) == 4 and all(word in str(caught.value) for word in words)
     assert shortest_retention_s(ConsumerSettings(longest_replay_s=9.0, retry=BrokerRetry(1.0, 2.0, 3))) == 14.0
+
+
+def test_an_exchange_that_the_driver_publishes_nothing_to_is_refused() -> None:
+    """Its ValueError came with the first message that was parked, and ended the consumer."""
+    for exchange in ("ü", "e" * 128):
+        with pytest.raises(ConfigError, match=r"parking_exchange=.*: allowed is what the driver publishes to"):
+            ConsumerSettings(parking_exchange=exchange)
+    ConsumerSettings(parking_exchange="events.dlx")
+
+
+def test_a_queue_is_refused_whose_companions_can_have_no_name() -> None:
+    """The driver's ValueError came with the first message that was retried or parked, and ended the consumer."""
+    settings = ConsumerSettings(retry=RetryPolicy((5.0, 30.0)))
+    assert queue_problems("ü" * 122, settings) == []
+    told = "\n".join(queue_problems("q" * 246, settings))
+    assert ".retry.30s': longer than 255 bytes" in told and ".parking'" not in told and ".retry.5s'" not in told
+    (line,) = queue_problems("q" * 248, ConsumerSettings(retry=RetryPolicy(())))
+    assert ".parking': longer than 255 bytes" in line
+    assert queue_problems("q" * 255, ConsumerSettings(retry=RetryPolicy(()), parking_queue="p")) == []
+    assert len(queue_problems("\udcff", settings)) == 4
+    with pytest.raises(ConfigError, match="longer than 255 bytes"):
+        Consumer(name="c", queue="q" * 256, handler=apply, amqp_url="amqp://h/", database_url="postgresql://h/d")
 
 
 def test_returned_messages_are_remembered_to_a_bound() -> None:

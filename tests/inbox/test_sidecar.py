@@ -15,15 +15,17 @@ from typing import Any
 from urllib.parse import unquote, urlsplit
 
 import asyncpg
+import psycopg
 import pytest
 
 from relay.database import DRIVER_ERRORS
 from relay.inbox import mailbox as mailbox_module
 from relay.inbox.mailbox import Mailbox
+from relay.inbox.naming import channel_of, names_of
 from relay.inbox.station import Standby
 from relay.servers import PostgresServer, RabbitServer
 from relay.topology import names
-from relay.values import TableName
+from relay.values import TableName, table_name
 from tests.conftest import eventually
 from tests.e2e.conftest import Daemon, command
 from tests.inbox.site import QUEUE, Site, fill, message_of
@@ -315,6 +317,46 @@ async def test_who_has_lost_the_right_to_write_writes_nothing(inbox: Site) -> No
     finally:
         await first.close()
         await second.close()
+
+
+LONG_TABLE = f'"{"S" * 63}"."{"t" * 43}"'
+
+
+@pytest.mark.parametrize("name", ["sales.mail", '"Sales"."Mail"', '"we ""sell"""."in box"', LONG_TABLE])
+async def test_a_table_of_any_name_rings_where_its_service_was_told_to_listen(inbox: Site, name: str) -> None:
+    """No channel has more than 63 bytes: with a schema's name and a table's that had more together, every message was taken
+    for data that PostgreSQL refuses, and parked."""
+    table = table_name(name)
+    await inbox.database.execute(f"CREATE SCHEMA {name.rpartition('.')[0]}")
+    settings = {"RELAY_INBOX_DATABASE_URL": inbox.database_url, "RELAY_INBOX_TABLE": name}
+    migrated = await asyncio.to_thread(lambda: command("inbox", "migrate", settings=settings))
+    assert migrated.returncode == 0, migrated.stderr
+    listen = migrated.stdout.splitlines()[-1].removeprefix("its doorbell: ")
+    mailbox = Mailbox(lambda: inbox.database_url, table, QUEUE)
+    calls = names_of(table)
+    async with await psycopg.AsyncConnection.connect(inbox.database_url, autocommit=True) as service:
+
+        async def rang() -> list[str]:
+            return [rung.channel async for rung in service.notifies(timeout=10.0, stop_after=1)]
+
+        await service.execute(listen.encode())
+        try:
+            await mailbox.check()
+            assert await mailbox.write([message_of("m1")]) == 1
+            assert await rang() == [channel_of(table)]
+            await inbox.database.execute(f"SELECT {calls['failed']}('m1', 'permanent')")
+            assert await inbox.database.fetchval(f"SELECT {calls['redrive']}('m1')")
+            assert await rang() == [channel_of(table)]
+        finally:
+            await mailbox.close()
+
+
+async def test_a_service_can_work_out_a_long_tables_channel(inbox: Site) -> None:
+    """By what docs/inbox.md says, in SQL."""
+    (rule,) = re.findall(r"`('inbox_' .*)`", (ROOT / "docs/inbox.md").read_text())
+    table = table_name(LONG_TABLE)
+    found = await inbox.database.fetchval(f"SELECT {rule.replace('a_very_long_schema.mail', str(table))}")
+    assert found == channel_of(table)
 
 
 async def test_a_writer_of_another_role_is_not_taken_for_gone(inbox: Site, postgres_server: PostgresServer) -> None:

@@ -3,25 +3,31 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import random
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any, cast
 
+import aiormq
 import pytest
 
 from relay.errors import DrainIncomplete
 from relay.http import Readiness
 from relay.inbox import ConsumerSettings, RetryPolicy
 from relay.inbox import hand as hand_module
+from relay.inbox import publisher as publisher_module
 from relay.inbox import station as station_module
 from relay.inbox.breaker import Breaker
-from relay.inbox.hand import Hand, Life, Shared
+from relay.inbox.copies import Copy
+from relay.inbox.hand import Hand, Life, LifeOver, Shared
 from relay.inbox.metrics import InboxMetrics
-from relay.inbox.publisher import Connection, Lane
+from relay.inbox.publisher import Connection, CopyUnavailable, Lane, Publisher
 from relay.inbox.station import STEADY_S, Station
 from relay.logs import get_logger
+from relay.properties import ExactProperties
 from tests.conftest import eventually
+from tests.losses import BY_ANY_LOSS, losing
 
 
 class Link:
@@ -176,3 +182,80 @@ async def test_a_link_that_never_lasts_is_built_ever_more_slowly(
     monkeypatch.setattr(station_module, "backoff_s", backoff_s)
     await asyncio.wait_for(place.station.run(), 10.0)
     assert counted == failures
+
+
+@BY_ANY_LOSS
+async def test_peers_that_hang_up_in_the_handshake_are_an_outage(
+    monkeypatch: pytest.MonkeyPatch, loss: BaseException
+) -> None:
+    """A proxy before a broker that was down ended the consumer with a traceback: StopAsyncIteration, by the driver."""
+    waits: list[int] = []
+
+    def backoff_s(failures: int, _: float) -> float:
+        waits.append(failures)
+        return 0.0
+
+    place = Place(monkeypatch, HangingHand)
+    monkeypatch.setattr(station_module, "connect", publisher_module.connect)
+    monkeypatch.setattr(station_module, "backoff_s", backoff_s)
+    monkeypatch.setattr(aiormq.Connection, "connect", losing(loss))
+    running = asyncio.create_task(place.station.run())
+    await eventually(lambda: len(waits) > 3 or running.done())
+    place.station.stop()
+    await asyncio.wait_for(running, 10.0)
+    assert waits[:3] == [1, 2, 3]
+    assert dict(place.station.readiness.reasons)["broker"].startswith("RabbitMQ cannot be reached: ")
+
+
+@BY_ANY_LOSS
+async def test_a_link_that_goes_while_it_opens_or_closes_is_built_anew(
+    monkeypatch: pytest.MonkeyPatch, loss: BaseException
+) -> None:
+    """The driver's own failures, which it gives to all who wait, ended the consumer."""
+    place = Place(monkeypatch, OpeningHand)
+    monkeypatch.setattr(Link, "channel", losing(loss))
+    monkeypatch.setattr(Link, "close", losing(loss))
+    monkeypatch.setattr(station_module, "backoff_s", lambda *_: 0.0)
+    running = asyncio.create_task(place.station.run())
+    await eventually(lambda: len(place.links) > 3 or running.done())
+    place.station.stop()
+    await asyncio.wait_for(running, 10.0)
+    assert dict(place.station.readiness.reasons)["broker"].startswith("cannot consume q: ")
+
+
+@BY_ANY_LOSS
+async def test_an_acknowledgement_whose_connection_goes_ends_the_life(
+    monkeypatch: pytest.MonkeyPatch, loss: BaseException
+) -> None:
+    """The same while an acknowledgement is sent; the broker delivers the message again."""
+    life = Life(1, lambda: None)
+    hand = HangingHand(Place(monkeypatch, HangingHand).shared, life, Lane(losing(loss)))
+    with pytest.raises(LifeOver):
+        await hand._send_end(losing(loss)())
+    assert life.reason == "an acknowledgement could not be sent"
+
+
+@BY_ANY_LOSS
+async def test_a_copy_whose_connection_goes_is_made_again(monkeypatch: pytest.MonkeyPatch, loss: BaseException) -> None:
+    """The same while a copy is published, and while its connection ends."""
+    with pytest.raises(CopyUnavailable, match=r"no confirm for the copy to q\.parking"):
+        await Lane(losing(loss)).publish(Copy("", "q.parking", b"", ExactProperties()))
+    publisher = Publisher(losing(loss))
+    monkeypatch.setattr(publisher, "_connection", SimpleNamespace(close=losing(loss)))
+    await publisher.close()
+
+
+async def test_a_stop_is_not_taken_for_a_lost_connection() -> None:
+    """Who is cancelled ends, also where he waits for the driver."""
+    asked = asyncio.Event()
+
+    async def hang() -> Any:
+        asked.set()
+        await asyncio.Event().wait()
+
+    publishing = asyncio.create_task(Lane(hang).publish(Copy("", "q.parking", b"", ExactProperties())))
+    await asked.wait()
+    publishing.cancel()
+    with contextlib.suppress(asyncio.CancelledError):
+        await publishing
+    assert publishing.cancelled()

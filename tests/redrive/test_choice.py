@@ -132,7 +132,7 @@ def test_another_users_id_stays_readable() -> None:
     [
         ("q", ["x"], None, "--where x: allowed: HEADER=VALUE"),
         ("q", ["=x"], None, "--where =x"),
-        ("", [], None, "QUEUE"),
+        ("", [], None, "QUEUE: allowed: a queue's name"),
         ("q" * 256, [], None, "QUEUE: longer than 255 bytes"),
         ("q", [], "e" * 256, "--to-exchange: longer"),
     ],
