@@ -12,15 +12,16 @@ from dataclasses import dataclass
 from random import Random
 
 from relay.core.chains import Chains
+from relay.core.failures import classify, judge
 from relay.core.leases import Leases
-from relay.core.ports.broker import Link, Spans
+from relay.core.ports.broker import Link, Rejection, Spans
 from relay.core.ports.clock import Clock
 from relay.core.ports.outbox import Claim, Outbox, OutboxInfo, Setback, Settlement
 from relay.core.reading import Reading
 from relay.core.settings import EngineSettings
 from relay.http import Readiness
 from relay.logs import Log
-from relay.message import Key, Row
+from relay.message import Key, Row, due_since
 from relay.metrics import Metrics
 
 INLINE_BYTES_MAX = 1 << 30
@@ -216,6 +217,31 @@ class Engine:
         self.decisions.setbacks.append(setback)
         self.decisions.followers.extend(followers)
         self.to_settle.set()
+
+    def fail(self, failed: Rejection) -> None:
+        """A row that cannot be sent as it is goes aside, as its failure wants it."""
+        row = failed.row
+        verdict = judge(
+            row,
+            classify(failed.reason),
+            self.settings,
+            is_final=failed.is_final,
+            age_s=self.database_time.now() - due_since(row) if self.database_time.is_known else None,
+            roll=self.random.random(),
+        )
+        self.set_back(
+            Setback(
+                row,
+                verdict.aside,
+                verdict.holds,
+                verdict.delay_s,
+                verdict.attempts,
+                verdict.failure,
+                failed.error,
+                failed.exchange,
+                failed.routing_key,
+            )
+        )
 
     def admit(self, rows: Sequence[Row], known_until: int | None = None) -> int:
         """Take rows into memory, those that may be held to the test; how many were news.

@@ -107,6 +107,10 @@ class DatabaseRefused(DatabaseError):
     """PostgreSQL answered no and nothing happened: rights, a password, a statement that it rolled back."""
 
 
+class RowUnreadable(DatabaseRefused):
+    """The same, for what a row holds: its json value has no text (of more than 1 GB), or it is damaged."""
+
+
 class BrokerError(RelayError):
     """Base of what the broker answers or fails to answer."""
 

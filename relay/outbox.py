@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 import math
 from collections.abc import Callable, Mapping, Sequence
-from typing import Final
+from typing import Any, Final
 
 import asyncpg
 
@@ -40,7 +40,7 @@ from relay.core.ports.outbox import (
 from relay.core.refusals import Blame
 from relay.culprits import CulpritHunt, blame_of
 from relay.database import mapped_errors
-from relay.errors import DatabaseLost, DatabaseUnavailable
+from relay.errors import DatabaseLost, DatabaseRefused, DatabaseUnavailable, RowUnreadable
 from relay.message import Row
 from relay.migrate import read_schema
 from relay.outbox_sql import COLUMNS, IDENTIFICATION, refuse_unusable, texts
@@ -260,21 +260,36 @@ class PostgresOutbox:
             self._instance,
             SEQ_MAX if request.beyond_drawn else request.last_seq,
         ]
-        async with self._sessions.call(Group.READER, READ_DEADLINE_S) as session:
-            if request.probed:
-                records = await session.read("page_probed", *values, request.probed)
-            else:
-                records = await session.read("page", *values)
+        if request.probed:
+            records = await self._rows("page_probed", *values, request.probed)
+        else:
+            records = await self._rows("page", *values)
         ended = records[0]["ended"]
         if not request.probed:
             return Page(ended or (), page_rows(records))
         blocked = {record["seq"] for record in records if record["is_blocked"]}
         return Page(ended or (), page_rows(record[:-1] for record in records), blocked)
 
+    async def _rows(self, name: str, *values: object) -> list[Any]:
+        """A statement that brings rows; where PostgreSQL refuses it, once more without a look into their bodies: one that cannot be
+        read hides no others. Who loads it finds it."""
+        try:
+            async with self._sessions.call(Group.READER, READ_DEADLINE_S) as session:
+                return await session.read(name, *values)
+        except DatabaseRefused:
+            async with self._sessions.call(Group.READER, READ_DEADLINE_S) as session:
+                return await session.read(f"{name}_blind", *values)
+
     async def load(self, rows: Sequence[Row]) -> Sequence[Row]:
         deadline_s = READ_DEADLINE_S + sum(row.size for row in rows) / LOAD_BYTES_PER_S
-        async with self._sessions.call(Group.READER, deadline_s) as session:
-            records = await session.read("load", [row.id for row in rows], [row.seq for row in rows])
+        try:
+            async with self._sessions.call(Group.READER, deadline_s) as session:
+                records = await session.read("load", [row.id for row in rows], [row.seq for row in rows])
+        except DatabaseRefused as error:
+            cause = error.__cause__
+            if isinstance(cause, asyncpg.PostgresError) and blame_of(cause) is not Blame.SERVER:
+                raise RowUnreadable(error.message) from error
+            raise
         found = {row.seq: row for row in reloaded_rows(records)}
         gone = []
         for row in rows:
@@ -286,18 +301,16 @@ class PostgresOutbox:
         return gone
 
     async def reload(self, rows: Sequence[Row]) -> Sequence[Row]:
-        async with self._sessions.call(Group.READER, READ_DEADLINE_S) as session:
-            records = await session.read("reload", [row.id for row in rows], [row.seq for row in rows])
-        return reloaded_rows(records)
+        return reloaded_rows(await self._rows("reload", [row.id for row in rows], [row.seq for row in rows]))
 
     async def due(self, cursors: Mapping[int, int], limit: int, here: Sequence[int] = ()) -> Due:
         shards = list(cursors)
         async with self._sessions.call(Group.READER, READ_DEADLINE_S) as session:
             # First: what falls due between the two statements is in both, not in neither.
             ((later_s,),) = await session.read("due_later", shards)
-            records = await session.read(
-                "due", shards, list(cursors.values()), limit, self._is_ordered, self._instance, list(here)
-            )
+        records = await self._rows(
+            "due", shards, list(cursors.values()), limit, self._is_ordered, self._instance, list(here)
+        )
         released, blocked = due_rows(record[:-1] for record in records)
         has_more = len(records) >= limit or any(record["is_more"] for record in records)
         return Due(released, blocked, None if later_s is None or math.isinf(later_s) else later_s, has_more)
@@ -305,15 +318,14 @@ class PostgresOutbox:
     async def followers(self, heads: Sequence[Row], cursors: Mapping[int, int], limit: int) -> Sequence[Row]:
         keys = [row.key for row in heads if row.key is not None]
         assert len(keys) == len(heads), "a row without a key has no followers"
-        async with self._sessions.call(Group.READER, READ_DEADLINE_S) as session:
-            records = await session.read(
-                "followers",
-                [kind for kind, _ in keys],
-                [id_ for _, id_ in keys],
-                [row.seq for row in heads],
-                [cursors[row.shard] for row in heads],
-                limit,
-            )
+        records = await self._rows(
+            "followers",
+            [kind for kind, _ in keys],
+            [id_ for _, id_ in keys],
+            [row.seq for row in heads],
+            [cursors[row.shard] for row in heads],
+            limit,
+        )
         return due_rows(records)[0]
 
     async def held_keys(self, shards: Sequence[int], after: Place | None, limit: int) -> HeldPage:

@@ -12,7 +12,7 @@ from relay.core.ports.outbox import DUE_INLINE_BYTES
 from relay.database import fill, literal, sql_file
 from relay.errors import SchemaIncompatible
 from relay.migrate import Schema
-from relay.rows import raw_sql, row_sql, shard_sql
+from relay.rows import BLIND, raw_sql, row_sql, shard_sql
 
 _INLINE: Final = {
     "page": "$11::int",
@@ -131,23 +131,30 @@ def texts(schema: Schema, system_identifier: str) -> dict[str, str]:
         "bell_object": str(schema.bell[1]),
         "bell_channel": literal(schema.bell_channel),
         "shard_of_o": shard_sql(),
-        "raw": raw_sql(schema.payload_type),
         "fingerprint": fingerprint_sql(schema, system_identifier),
     }
     for part in ("backlog_estimate", "blocker", "is_due"):
         values[part] = fill(sql_file(f"parts/{part}.sql"), values).rstrip()
-    texts = {}
-    for name in _QUERIES:
-        if name in _INLINE:
-            values["row"] = row_sql(schema.payload_type, _INLINE[name])
-        values["is_blocked"] = values["x_is_blocked"] = ""
-        texts[name] = fill(sql_file(f"queries/{name}.sql"), values)
-    # A statement of its own, for usually nobody asks.
-    values["row"] = row_sql(schema.payload_type, _INLINE["page"])
+    raw = raw_sql(schema.payload_type)
+
+    def text(name: str, others: dict[str, str], *, is_blind: bool = False) -> str:
+        row = {}
+        if (inline := _INLINE.get(name)) is not None:
+            row = {"raw": BLIND if is_blind else raw, "row": row_sql(schema.payload_type, inline, is_blind=is_blind)}
+        return fill(sql_file(f"queries/{name}.sql"), values | row | others)
+
+    unasked = {"is_blocked": "", "x_is_blocked": ""}
+    texts = {name: text(name, unasked) for name in _QUERIES}
+    # Statements of their own, for usually nobody asks, and nothing is refused.
     is_asked = "f.shard = ANY ($14::smallint[]) AND o.aggregate_id IS NOT NULL"
-    values["is_blocked"] = f", CASE WHEN {is_asked} THEN {values['blocker']} END AS is_blocked"
-    values["x_is_blocked"] = ", x.is_blocked"
-    texts["page_probed"] = fill(sql_file("queries/page.sql"), values)
+    probed = {
+        "is_blocked": f", CASE WHEN {is_asked} THEN {values['blocker']} END AS is_blocked",
+        "x_is_blocked": ", x.is_blocked",
+    }
+    texts["page_probed"] = text("page", probed)
+    texts["page_probed_blind"] = text("page", probed, is_blind=True)
+    for name in ("page", "due", "followers", "reload"):
+        texts[f"{name}_blind"] = text(name, unasked, is_blind=True)
     return texts
 
 

@@ -10,7 +10,7 @@ import asyncio
 import math
 from collections.abc import Sequence
 
-from relay.core.failures import Failure, classify, judge, may_hold
+from relay.core.failures import Failure, may_hold
 from relay.core.ladder import jittered, nack_backoff, reconnect_backoff
 from relay.core.pace import Pace
 from relay.core.ports.broker import Broker, Closed, Link, Publication, Rejection, Returned
@@ -441,31 +441,8 @@ class Publisher:
     # ------------------------------------------------------------ failures
 
     def _fail(self, failed: Rejection) -> None:
-        engine = self._engine
-        self._stall.on_answered(engine.clock.now())
-        row = failed.row
-        age_s = engine.database_time.now() - due_since(row) if engine.database_time.is_known else None
-        verdict = judge(
-            row,
-            classify(failed.reason),
-            engine.settings,
-            is_final=failed.is_final,
-            age_s=age_s,
-            roll=engine.random.random(),
-        )
-        engine.set_back(
-            Setback(
-                row,
-                verdict.aside,
-                verdict.holds,
-                verdict.delay_s,
-                verdict.attempts,
-                verdict.failure,
-                failed.error,
-                failed.exchange,
-                failed.routing_key,
-            )
-        )
+        self._stall.on_answered(self._engine.clock.now())
+        self._engine.fail(failed)
 
     # ------------------------------------------------------------ a mute broker
 

@@ -10,10 +10,12 @@ import asyncio
 import math
 from collections.abc import Sequence
 
+from relay.core.failures import Failure
 from relay.core.ladder import reconnect_backoff
+from relay.core.ports.broker import Rejection
 from relay.core.ports.outbox import DUE_INLINE_BYTES, Armed
 from relay.engine import Engine
-from relay.errors import DatabaseRefused
+from relay.errors import DatabaseRefused, RowUnreadable
 from relay.housekeeping import BACKLOG_INTERVAL_S, Housekeeping
 from relay.keeper import Keeper
 from relay.message import Aside, Row, State
@@ -56,6 +58,7 @@ POLICY_ROWS = 2000
 
 REFUSALS_MAX = 20
 LOAD_ROWS = 100
+"""A statement; after one that was refused an eighth of its rows, in the end the one at fault alone."""
 _NEVER = float("-inf")
 
 
@@ -84,6 +87,9 @@ class Reader:
         """Rows that are known of have to wait for others to leave memory (`Engine.is_full`)."""
         self._has_load_room = True
         """Whether the last large body that was wanted fitted in."""
+        self._load_rows_max = LOAD_ROWS
+        self._unloaded: dict[int, tuple[int, float]] = {}
+        """Rows whose bodies PostgreSQL refused, by seq: how often, and until when others are loaded before them."""
 
     def on_ring(self) -> None:
         """An insert rang, an operator's command, or another relay that woke."""
@@ -493,7 +499,11 @@ class Reader:
         room = engine.settings.bytes_max // 2 - chains.large_bytes
         batch: list[Row] = []
         wanted = [row for row in chains.wanted.values() if row.state is State.READY]
-        for row in sorted(wanted, key=lambda r: r.seq)[:LOAD_ROWS]:
+        if self._unloaded:
+            self._unloaded = {seq: tried for seq, tried in self._unloaded.items() if seq in chains.wanted}
+            now = engine.clock.now()
+            wanted = [row for row in wanted if self._unloaded.get(row.seq, (0, now))[1] <= now]
+        for row in sorted(wanted, key=lambda r: r.seq)[: self._load_rows_max]:
             # A body larger than all the room passes alone; so does one that all others wait for.
             if row.size > room and (batch or (chains.large_bytes and chains.has_large_to_go())):
                 break
@@ -502,9 +512,34 @@ class Reader:
         self._has_load_room = bool(batch) or not wanted
         if not batch:
             return False
-        gone = await engine.outbox.load(batch)
+        try:
+            gone = await engine.outbox.load(batch)
+        except DatabaseRefused as error:
+            self._on_load_refused(batch, error)
+            return False
+        self._load_rows_max = min(2 * self._load_rows_max, LOAD_ROWS)
         chains.finish(gone)
         missing = set(gone)
         chains.on_loaded(row for row in batch if row not in missing)
         engine.to_publish.set()
         return True
+
+    def _on_load_refused(self, batch: Sequence[Row], error: DatabaseRefused) -> None:
+        """Of several rows the one at fault is looked for. One that cannot be read is parked; one that takes too long, on a slow line, is
+        tried again, later each time. Neither keeps others waiting (I5)."""
+        engine = self._engine
+        if len(batch) > 1:
+            self._load_rows_max = max(1, len(batch) // 8)
+            engine.to_read.set()
+            return
+        (row,) = batch
+        if isinstance(error, RowUnreadable):
+            engine.fail(Rejection(row, Failure.INVALID, f"the row cannot be read: {error.message}"))
+            return
+        tries = self._unloaded.get(row.seq, (0, 0.0))[0] + 1
+        wait_s = reconnect_backoff(tries, engine.random.random())
+        self._unloaded[row.seq] = tries, engine.clock.now() + wait_s
+        # Wakes this loop then.
+        engine.note_due(wait_s)
+        if tries == 1:
+            engine.log.warning("load_refused", seq=row.seq, bytes=row.size, error=error)

@@ -60,20 +60,28 @@ def body_sql(payload_type: PayloadType, of: str = "o.") -> str:
     return fill(_BODIES[payload_type].bytes, {"of": of})
 
 
+BLIND: Final = sql_file("parts/raw_blind.sql").rstrip()
+"""In the place of `raw_sql`, for a `row_sql` of which all stays behind."""
+
+
 def raw_sql(payload_type: PayloadType) -> str:
     """What `row_sql` takes of a row `o` of the outbox."""
     return fill(sql_file("parts/raw.sql"), {"payload": _BODIES[payload_type].taken}).rstrip()
 
 
-def row_sql(payload_type: PayloadType, inline: str) -> str:
-    """The columns of a row `x` that the functions below take apart; what has more than `inline` bytes stays behind."""
-    body_size = _BODIES[payload_type].size
+def row_sql(payload_type: PayloadType, inline: str, *, is_blind: bool = False) -> str:
+    """The columns of a row `x` that the functions below take apart; what has more than `inline` bytes stays behind, and all
+    where `is_blind` (of `BLIND`)."""
+    body_size = "x.body_size" if is_blind else _BODIES[payload_type].size
     size = f"(coalesce({body_size}, 0)::bigint + CASE WHEN {_TEXTS} > {TEXTS_MAX} THEN 0 ELSE {_TEXTS} END)"
     values = {
-        "body": body_sql(payload_type, "x."),
+        "body": "NULL::bytea" if is_blind else body_sql(payload_type, "x."),
         "texts": _TEXTS,
         "size": size,
-        "is_left": f"({body_size} > {inline} OR (x.headers IS NOT NULL OR x.rare IS NOT NULL) AND {size} > {inline})",
+        # (The value is named, for PostgreSQL has to know its type.)
+        "is_left": f"({inline} IS NOT NULL)"
+        if is_blind
+        else f"({body_size} > {inline} OR (x.headers IS NOT NULL OR x.rare IS NOT NULL) AND {size} > {inline})",
         "texts_max": str(TEXTS_MAX),
         "rare_max": str(_RARE_MAX),
     }

@@ -22,8 +22,8 @@ from relay.core.ports.outbox import (
     Writer,
 )
 from relay.core.settings import EngineSettings
-from relay.errors import DatabaseRefused
-from relay.message import Aside, State
+from relay.errors import DatabaseRefused, RowUnreadable
+from relay.message import Aside, Row, State
 from tests.core.parts import Parts, eventually, make_row, turns
 
 # ---------------------------------------------------------------- the reader
@@ -100,6 +100,34 @@ async def test_a_relay_that_may_not_read_is_not_ready() -> None:
     await parts.reader._turn()
     parts.reader._note_read()
     assert "reading" not in dict(reasons.reasons)
+
+
+async def test_bodies_that_cannot_be_read_keep_nobody_waiting() -> None:
+    """A damaged one, and one that is too much for a slow line: each load was refused, all that the relay read waited for it."""
+
+    def load(rows: list[Row]) -> list[Row]:
+        seqs = {row.seq for row in rows}
+        if 3 in seqs:
+            raise RowUnreadable("missing chunk number 0")
+        if 5 in seqs:
+            raise DatabaseRefused("statement timeout")
+        for row in rows:
+            row.is_loaded = True
+        return []
+
+    parts = reading_parts(load=load)
+    rows = [make_row(seq, f"k{seq}", size=100_000, is_loaded=False) for seq in range(1, 21)]
+    parts.engine.admit(rows)
+    for _ in range(60):
+        parts.turn()
+        await parts.reader._turn()
+        parts.clock.time += 0.05
+    assert {row.seq for row in parts.link.sent} == set(range(1, 21)) - {3, 5}
+    (setback,) = parts.engine.decisions.setbacks
+    assert (setback.row.seq, setback.aside, setback.reason) == (3, Aside.PARKED, "invalid")
+    assert setback.error == "the row cannot be read: missing chunk number 0"
+    tries = [call.arguments[0] for call in parts.outbox.calls("load") if call.arguments[0] == [rows[4]]]
+    assert 2 <= len(tries) <= 10, "again, later each time"
 
 
 async def test_a_due_row_that_was_settled_meanwhile_is_not_taken_again() -> None:

@@ -6,6 +6,7 @@ import asyncio
 import json
 import math
 from collections.abc import Callable
+from datetime import UTC, datetime
 from typing import Any
 
 import asyncpg
@@ -16,13 +17,14 @@ from relay.core.ports.outbox import Check, Held, Page
 from relay.errors import (
     DatabaseLost,
     DatabaseUnavailable,
+    RowUnreadable,
     SchemaIncompatible,
     SchemaMissing,
 )
 from relay.message import PayloadType
 from relay.servers import PostgresServer
 from tests.conftest import eventually
-from tests.integration.relay import ALL, Relay, insert, request
+from tests.integration.relay import ALL, Relay, deferred, insert, parked, request
 from tests.roles import login_role
 
 # ---------------------------------------------------------------- open
@@ -424,6 +426,46 @@ async def test_a_row_as_it_is_read(database: asyncpg.Connection, started: Callab
     assert math.isnan(nulls.occurred_at) and math.isnan(nulls.created_at)
     assert nulls.headers is None
     assert nulls.rare == {"expires_at": 9224318016000.0 - 86400}
+
+
+@pytest.mark.parametrize("payload_type", ["json", "jsonb"])
+async def test_a_row_that_cannot_be_read_hides_no_others(
+    database_url: str, database: asyncpg.Connection, started: Callable[..., Relay], payload_type: str
+) -> None:
+    """Its json value has no text, for PostgreSQL makes none above 1 GB, or it is damaged (here: a conversion that refuses it): every
+    statement that met it was refused, and nothing behind it in its shard was ever read."""
+    if payload_type != "json":
+        await database.execute(f"ALTER TABLE outbox ALTER payload TYPE {payload_type}")
+        await database.execute(f"UPDATE outbox_meta SET payload_type = '{payload_type}'")
+    await insert(database, "a", payload='{"un": "readable"}', available_at=datetime(2020, 1, 1, tzinfo=UTC))
+    await insert(database, *"bab")
+    await insert(database, "c", payload='{"un": "readable"}')
+    await insert(database, *"cd")
+    await database.execute(
+        """CREATE SCHEMA odd;
+        CREATE FUNCTION odd.convert_to(given text, encoding name) RETURNS bytea LANGUAGE plpgsql AS $$ BEGIN
+            IF given LIKE '%readable%' THEN RAISE 'string buffer exceeds maximum allowed length' USING ERRCODE = '54000'; END IF;
+            RETURN pg_catalog.convert_to(given, encoding);
+        END $$"""
+    )
+    await database.execute(
+        f"ALTER DATABASE {await database.fetchval('SELECT current_database()')} SET search_path = odd, public, pg_catalog"
+    )
+    relay = await started().start()
+    rows = await relay.read()
+    assert [row.seq for row in rows] == list(range(1, 8))
+    assert not any(row.is_loaded for row in rows)
+    assert rows[0].rare is not None and rows[0].rare["available_at"] == 1577836800.0
+    with pytest.raises(RowUnreadable, match="string buffer exceeds"):
+        await relay.load([rows[0]])
+    others = [row for row in rows if row.seq not in (1, 5)]
+    assert await relay.load(others) == []
+    assert all(row.payload == b"{}" for row in others)
+    # The same where they are due, and behind one that is.
+    await relay.settle(relay.settlement(setbacks=[parked(rows[0]), deferred(rows[5], delay_s=0.0)], followers=[]))
+    await relay.settle(relay.settlement(setbacks=[deferred(rows[4], delay_s=0.0)], followers=[]))
+    due = await relay.due(dict.fromkeys(range(ALL), 2**40), 100)
+    assert sorted(row.seq for row in (*due.released, *due.blocked)) == [5, 6]
 
 
 async def test_a_page_of_rows_with_large_headers_brings_little(
