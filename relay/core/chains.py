@@ -295,7 +295,8 @@ class Chains:
     def on_verified(self, exchange: str | None = None) -> None:
         """What waited for a verdict on this exchange, or on any, goes next."""
         rows = self._queue.verified(exchange)
-        self._queue.put_first(rows)
+        self.rejoin(rows)
+        # Also of one that is not ready any more: the next row of its key would wait behind it for ever.
         for row in rows:
             chain = row.chain
             if chain is not None and chain.put_off is row:

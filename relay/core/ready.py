@@ -72,10 +72,8 @@ class ReadyQueue:
 
     def verified(self, exchange: str | None) -> list[Row]:
         """What waited for a verdict on this exchange, or on any; it waits no more."""
-        waited = [
-            self._unverified.pop(name, []) for name in (list(self._unverified) if exchange is None else [exchange])
-        ]
-        return [row for rows in waited for row in rows if row.state is _READY]
+        names = list(self._unverified) if exchange is None else [exchange]
+        return [row for name in names for row in self._unverified.pop(name, ())]
 
     def drop_stale(self) -> None:
         """Nobody may take from the queue for hours; or a row is about to be ready again, at another place."""

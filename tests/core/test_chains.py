@@ -322,6 +322,21 @@ def test_an_orphan_settles_nothing() -> None:
     assert len(chains) == 0
 
 
+def test_a_verdict_on_a_row_that_is_tested_meanwhile_frees_its_key() -> None:
+    """`pipelined`: the row stood as put off for ever, and those behind it with it, until another row of the key came."""
+    first, second = make_row(2), make_row(3)
+    chains = begun(first, second, ordering=Ordering.PIPELINED)
+    batch = chains.take(10, ROOM, [True] * SHARDS)
+    assert chains.put_off(batch, "x") == []
+    lower = make_row(1)
+    chains.admit([lower])
+    assert chains.test_behind(lower) == [first, second]
+    chains.on_verified("x")
+    chains.on_unblocked(first)
+    chains.on_unblocked(second)
+    assert take(chains) == [1, 2, 3]
+
+
 def test_rows_of_an_unwritable_shard_are_kept_back_and_offered_again_first() -> None:
     chains = begun(make_row(1, "a", shard=1), make_row(2, "b", shard=2))
     assert [row.seq for row in chains.take(10, ROOM, [shard == 2 for shard in range(SHARDS)])] == [2]
