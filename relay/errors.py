@@ -111,6 +111,10 @@ class RowUnreadable(DatabaseRefused):
     """The same, for what a row holds: its json value has no text (of more than 1 GB), or it is damaged."""
 
 
+class StatementTooSlow(DatabaseRefused):
+    """The same, for it took longer than its statement_timeout."""
+
+
 class BrokerError(RelayError):
     """Base of what the broker answers or fails to answer."""
 

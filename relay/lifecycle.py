@@ -140,6 +140,10 @@ class Lifecycle:
     def _end_wedged(self) -> None:
         """From a thread: neither work nor loop have come to an end."""
         code = DrainIncomplete.exit_code
+        # What hangs may be the log: a pipe that nobody empties.
+        unheard = threading.Timer(WEDGED_AFTER_S, os._exit, (code,))
+        unheard.daemon = True
+        unheard.start()
         self._log.error("exited", error="the grace ran out, and something still hung", exit_code=code)
         os._exit(code)
 

@@ -40,7 +40,7 @@ from relay.core.ports.outbox import (
 from relay.core.refusals import Blame
 from relay.culprits import CulpritHunt, blame_of
 from relay.database import mapped_errors
-from relay.errors import DatabaseLost, DatabaseRefused, DatabaseUnavailable, RowUnreadable
+from relay.errors import DatabaseLost, DatabaseRefused, DatabaseUnavailable, RowUnreadable, StatementTooSlow
 from relay.message import Row
 from relay.migrate import read_schema
 from relay.outbox_sql import COLUMNS, IDENTIFICATION, refuse_unusable, texts
@@ -66,6 +66,7 @@ next settlement."""
 
 SEQ_MAX: Final = 2**63 - 1
 
+LONG_LOAD_S: Final = 1.25 * READ_DEADLINE_S
 LOAD_BYTES_PER_S: Final = 1024 * 1024
 """The slowest line that a large body is waited for on."""
 
@@ -271,24 +272,33 @@ class PostgresOutbox:
         return Page(ended or (), page_rows(record[:-1] for record in records), blocked)
 
     async def _rows(self, name: str, *values: object) -> list[Any]:
-        """A statement that brings rows; where PostgreSQL refuses it, once more without a look into their bodies: one that cannot be
-        read hides no others. Who loads it finds it."""
+        """A statement that brings rows; where PostgreSQL refuses it for what rows hold, or for its length, once more without a look
+        into their bodies: one that cannot be read hides no others. Who loads it finds it."""
         try:
             async with self._sessions.call(Group.READER, READ_DEADLINE_S) as session:
                 return await session.read(name, *values)
-        except DatabaseRefused:
+        except DatabaseRefused as error:
+            if not (_is_slow(error) or _is_of_rows(error)):
+                raise
             async with self._sessions.call(Group.READER, READ_DEADLINE_S) as session:
                 return await session.read(f"{name}_blind", *values)
 
     async def load(self, rows: Sequence[Row]) -> Sequence[Row]:
         deadline_s = READ_DEADLINE_S + sum(row.size for row in rows) / LOAD_BYTES_PER_S
+        identities = [row.id for row in rows], [row.seq for row in rows]
         try:
             async with self._sessions.call(Group.READER, deadline_s) as session:
-                records = await session.read("load", [row.id for row in rows], [row.seq for row in rows])
+                if deadline_s < LONG_LOAD_S:
+                    records = await session.read("load", *identities)
+                else:
+                    # The session's own timeout would cut it off.
+                    async with session.transaction(self._sessions.begin_read(0.8 * deadline_s)):
+                        records = await session.fetch("load", *identities)
         except DatabaseRefused as error:
-            cause = error.__cause__
-            if isinstance(cause, asyncpg.PostgresError) and blame_of(cause) is not Blame.SERVER:
-                raise RowUnreadable(error.message) from error
+            if _is_slow(error):
+                raise StatementTooSlow(error.message) from error.__cause__
+            if _is_of_rows(error):
+                raise RowUnreadable(error.message) from error.__cause__
             raise
         found = {row.seq: row for row in reloaded_rows(records)}
         gone = []
@@ -478,3 +488,15 @@ def _writer(text: str, xmax: int) -> Writer:
         return Writer(vxid, None)
     distance = (int(xid) - xmax + 2**31) % 2**32 - 2**31
     return Writer(vxid, xmax + distance)
+
+
+def _is_slow(error: DatabaseRefused) -> bool:
+    return isinstance(error.__cause__, asyncpg.QueryCanceledError)
+
+
+def _is_of_rows(error: DatabaseRefused) -> bool:
+    """Whether it is for what a row holds. Not what is in doubt: a server without the compression of its rows refuses all."""
+    cause = error.__cause__
+    if not isinstance(cause, asyncpg.PostgresError):
+        return False
+    return blame_of(cause) is Blame.ROW or isinstance(cause, asyncpg.DataCorruptedError)

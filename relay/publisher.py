@@ -175,15 +175,16 @@ class Publisher:
             if window > 0 and (chains.ready or self._quarantine) and self._bucket is not None:
                 return max(RATE_WAIT_S_MIN, self._bucket.wait_s)
             return wait_s
+        awaited = len(chains.wanted)
         batch = chains.take(room, TURN_BYTES, engine.leases.writable(now))
+        if len(chains.wanted) > awaited:
+            engine.to_read.set()
         if chains.has_orphans:
             apart = [row for row in batch if link.is_in_flight(row.id)]
             if apart:
                 chains.set_apart(apart)
                 batch = [row for row in batch if row.state is State.IN_FLIGHT]
         batch = self._quarantine.without_suspects(batch, now)
-        if chains.wanted:
-            engine.to_read.set()
         if not batch:
             return self._until_backoff(now)
         self._stall.on_due(now)

@@ -15,7 +15,7 @@ from relay.core.ladder import reconnect_backoff
 from relay.core.ports.broker import Rejection
 from relay.core.ports.outbox import DUE_INLINE_BYTES, Armed
 from relay.engine import Engine
-from relay.errors import DatabaseRefused, RowUnreadable
+from relay.errors import DatabaseRefused, RowUnreadable, StatementTooSlow
 from relay.housekeeping import BACKLOG_INTERVAL_S, Housekeeping
 from relay.keeper import Keeper
 from relay.message import Aside, Row, State
@@ -44,6 +44,10 @@ ARM_RETRY_S = 0.5
 
 LISTEN_S = 5.0
 """While another relay has the lock: whether it still has is looked at so often. One that is killed does not ring."""
+
+LOAD_RETRY_S = 1.0
+LOAD_REST = 20.0
+"""After a body that took too long the next such one is tried so many times as long later: a twentieth of the time for all of them."""
 
 DUE_ROWS = 500
 """A statement, whose look at what is in memory already costs the same for few."""
@@ -88,8 +92,11 @@ class Reader:
         self._has_load_room = True
         """Whether the last large body that was wanted fitted in."""
         self._load_rows_max = LOAD_ROWS
-        self._unloaded: dict[int, tuple[int, float]] = {}
-        """Rows whose bodies PostgreSQL refused, by seq: how often, and until when others are loaded before them."""
+        self._slow: dict[int, Row] = {}
+        """Rows whose bodies took too long, by seq; the first of them is tried next, at `_slow_at`."""
+        self._slow_at = _NEVER
+        self._has_looked = False
+        """A check or a page was answered in this turn."""
 
     def on_ring(self) -> None:
         """An insert rang, an operator's command, or another relay that woke."""
@@ -102,28 +109,29 @@ class Reader:
         engine = self._engine
         refusals = 0
         while True:
-            began = engine.clock.now()
+            self._has_looked = False
             try:
                 wait_s = await self._turn()
                 refusals = 0
-                self._note_read()
+                if self._has_looked:
+                    self._note_read()
                 await self._rest(wait_s)
             except DatabaseRefused as error:
                 engine.reading.void_page()
                 refusals += 1
-                self._note_refused(error, began)
+                self._note_refused(error)
                 if refusals >= REFUSALS_MAX:
                     raise
                 wait_s = reconnect_backoff(refusals, engine.random.random())
                 await engine.clock.sleep(wait_s)
                 await engine.to_read.wait(wait_s)
 
-    def _note_refused(self, error: DatabaseRefused, began: float) -> None:
+    def _note_refused(self, error: DatabaseRefused) -> None:
         """What is due is not known while nothing can be read: for longer than due rows may go without a confirm, and the relay is
         not ready (I8), through all the sessions that are opened meanwhile."""
         engine = self._engine
         if engine.reading_refused_at is None:
-            engine.reading_refused_at = began
+            engine.reading_refused_at = engine.clock.now()
             engine.log.warning("reading_refused", error=error)
         if engine.clock.now() - engine.reading_refused_at >= engine.settings.confirm_timeout_s:
             engine.readiness.add("reading", error.message)
@@ -202,17 +210,15 @@ class Reader:
         if engine.next_due_at is not None and engine.next_due_at <= now:
             # After the page: an insert that rang waits for nothing else.
             brought += await self._read_due()
+        is_behind = has_read and bool(engine.reading.behind(self._readable()))
         if is_check_due:
             await self._check(now)
-        # Asked anew: what left memory during a statement has woken nobody.
-        readable = self._readable() if self._room() else []
-        is_behind = bool(engine.reading.behind(readable))
         # Full, of rows or of bodies, or a shard is: what leaves memory wakes this loop.
         self._waits_for_room = engine.is_full = not readable or engine.is_short_of_bytes or self._is_shard_full()
         if not readable:
-            if brought:
-                self._last_row_at = engine.clock.now()
-            return 0.0 if has_loaded else poll_interval_s
+            # Asked anew: what left memory during a statement has woken nobody.
+            has_room = bool(self._room() and self._readable())
+            return 0.0 if has_loaded or has_room else min(poll_interval_s, self._load_wait_s())
         if has_loaded or is_behind:
             # Not silence, however long ago the last row came.
             self._last_row_at = engine.clock.now()
@@ -237,6 +243,7 @@ class Reader:
         engine = self._engine
         reading = engine.reading
         reading.on_check(await self._keeper.check())
+        self._has_looked = True
         is_free = reading.may_read_beyond()
         self._recheck_s = RECHECK_INTERVAL_S if is_free else min(2 * self._recheck_s, CHECK_INTERVAL_S)
         self._must_check = False
@@ -274,7 +281,7 @@ class Reader:
                 wait_s = max(0.0, self._last_check_at + self._recheck_s - now)
         # A walk has its own pace: a page a poll would take minutes over a hundred thousand rows aside.
         next_at = min(self._housekeeping.walks_at, math.inf if engine.next_due_at is None else engine.next_due_at)
-        return min(wait_s, max(0.0, next_at - now), poll_interval_s)
+        return min(wait_s, max(0.0, next_at - now), self._load_wait_s(), poll_interval_s)
 
     # ------------------------------------------------------------ the doorbell
 
@@ -391,6 +398,7 @@ class Reader:
         request = engine.reading.request(shards, limit, engine.inline_bytes, engine.chains.unknown(shards))
         started = engine.clock.now()
         page = await engine.outbox.page(request)
+        self._has_looked = True
         took_s = engine.clock.now() - started
         self._page_took_before_s, self._page_took_s = self._page_took_s, took_s
         engine.metrics.claim_seconds.observe(took_s)
@@ -437,6 +445,7 @@ class Reader:
             engine.note_due(DUE_RETRY_S)
             return 0
         known_until = engine.applied_serial
+        asked_at = engine.clock.now()
         engine.reading.expect_rows()
         try:
             due = await engine.outbox.due(dict(engine.reading.cursors), limit, here)
@@ -451,7 +460,8 @@ class Reader:
             # None of these was news: not at once.
             engine.note_due(0.0 if brought else DUE_RETRY_S)
         elif due.next_due_in_s is not None:
-            engine.note_due(max(due.next_due_in_s, POLL_MAX_S))
+            # Counted from when it was asked.
+            engine.note_due(max(due.next_due_in_s - (engine.clock.now() - asked_at), POLL_MAX_S))
         return brought + await self._read_followers(due.released, len(here))
 
     def _due_room(self, rows: int, rows_max: int, here: int) -> int:
@@ -499,10 +509,10 @@ class Reader:
         room = engine.settings.bytes_max // 2 - chains.large_bytes
         batch: list[Row] = []
         wanted = [row for row in chains.wanted.values() if row.state is State.READY]
-        if self._unloaded:
-            self._unloaded = {seq: tried for seq, tried in self._unloaded.items() if seq in chains.wanted}
-            now = engine.clock.now()
-            wanted = [row for row in wanted if self._unloaded.get(row.seq, (0, now))[1] <= now]
+        if self._slow:
+            self._slow = {seq: row for seq, row in self._slow.items() if chains.wanted.get(seq) is row}
+            is_time = engine.clock.now() >= self._slow_at
+            wanted = list(self._slow.values())[:1] if is_time else [row for row in wanted if row.seq not in self._slow]
         for row in sorted(wanted, key=lambda r: r.seq)[: self._load_rows_max]:
             # A body larger than all the room passes alone; so does one that all others wait for.
             if row.size > room and (batch or (chains.large_bytes and chains.has_large_to_go())):
@@ -512,34 +522,43 @@ class Reader:
         self._has_load_room = bool(batch) or not wanted
         if not batch:
             return False
+        began, asked = engine.clock.now(), sum(row.size for row in batch)
         try:
             gone = await engine.outbox.load(batch)
-        except DatabaseRefused as error:
-            self._on_load_refused(batch, error)
+        except (RowUnreadable, StatementTooSlow) as error:
+            self._on_load_refused(batch, error, engine.clock.now() - began)
             return False
-        self._load_rows_max = min(2 * self._load_rows_max, LOAD_ROWS)
+        if sum(row.size for row in batch) > asked:
+            # Sizes are guesses where a page looked into none (`raw_blind.sql`).
+            self._load_rows_max = max(1, len(batch) // 2)
+        else:
+            self._load_rows_max = min(2 * self._load_rows_max, LOAD_ROWS)
         chains.finish(gone)
         missing = set(gone)
         chains.on_loaded(row for row in batch if row not in missing)
         engine.to_publish.set()
         return True
 
-    def _on_load_refused(self, batch: Sequence[Row], error: DatabaseRefused) -> None:
-        """Of several rows the one at fault is looked for. One that cannot be read is parked; one that takes too long, on a slow line, is
-        tried again, later each time. Neither keeps others waiting (I5)."""
+    def _on_load_refused(self, batch: Sequence[Row], error: DatabaseRefused, took_s: float) -> None:
+        """Of several rows the one at fault is looked for. One that cannot be read is parked; one that takes too long, on a slow
+        line, is tried again after a while. Neither keeps others waiting for much of the time (I5)."""
         engine = self._engine
+        engine.to_read.set()
+        row = batch[0]
         if len(batch) > 1:
             self._load_rows_max = max(1, len(batch) // 8)
-            engine.to_read.set()
+        elif row.state is not State.READY:
+            # Set aside, or lost with its shard, while it was asked for.
             return
-        (row,) = batch
-        if isinstance(error, RowUnreadable):
+        elif isinstance(error, RowUnreadable):
             engine.fail(Rejection(row, Failure.INVALID, f"the row cannot be read: {error.message}"))
-            return
-        tries = self._unloaded.get(row.seq, (0, 0.0))[0] + 1
-        wait_s = reconnect_backoff(tries, engine.random.random())
-        self._unloaded[row.seq] = tries, engine.clock.now() + wait_s
-        # Wakes this loop then.
-        engine.note_due(wait_s)
-        if tries == 1:
-            engine.log.warning("load_refused", seq=row.seq, bytes=row.size, error=error)
+        else:
+            if not self._slow:
+                engine.log.warning("load_refused", seq=row.seq, bytes=row.size, error=error)
+            self._slow.pop(row.seq, None)
+            self._slow[row.seq] = row
+            self._slow_at = engine.clock.now() + LOAD_RETRY_S + LOAD_REST * took_s
+
+    def _load_wait_s(self) -> float:
+        """How long until a row whose body took too long is tried again."""
+        return max(0.0, self._slow_at - self._engine.clock.now()) if self._slow else math.inf

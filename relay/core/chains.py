@@ -434,6 +434,7 @@ class Chains:
         if row.state is _IN_FLIGHT:
             self._land(row)
         self.backoff.leave(row)
+        self._queue.wanted.pop(row.seq, None)
         row.state = _SETTLING
         # Without holding it stays at its place until the commit is acknowledged (H7).
         if chain is None or not holds:

@@ -152,6 +152,7 @@ class Reading:
         A transaction may vanish and come back: ROLLBACK TO SAVEPOINT gives up the table's lock if it was taken behind the
         savepoint, and what was written with it. The next insert is that of a new writer, above S of the check that saw none.
         """
+        assert self._outstanding is None, "entries that a page asks for do not change under it"
         previous = self._last_seq
         self._checked_at = check.database_time
         known = self._all()
