@@ -28,12 +28,12 @@ def add(commands: Commands) -> None:
 def _inbox_migrate(options: argparse.Namespace, console: Console) -> int:
     spared = ("RELAY_INBOX_DATABASE_URL",) if options.print else ()
     config = console.config("inbox migrate", spared=spared)
+    console.warn()
     from relay.inbox import migrate
 
     if options.print:
         sys.stdout.write(migrate.printed(table=config.inbox_table, role=options.role))
         return 0
-    console.warn()
     wait_for(migrate.run(config.inbox_database(), table=config.inbox_table, role=options.role))
     print(f"processed_messages, {config.inbox_table}: in place")
     return 0
