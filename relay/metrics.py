@@ -90,7 +90,10 @@ METRICS: tuple[Metric, ...] = (
     _gauge("newest_seq", "The newest seq handed out: its rate is the writers' rate"),
     _gauge("late_commit_writers", "Open transactions that write to the outbox, whose rows may commit late"),
     _gauge("oldest_writer_age_seconds", "For how long the oldest of those has been seen open, 0 when there is none"),
-    _gauge("backlog_observed_timestamp_seconds", "When the table's gauges were read last, Unix time"),
+    _gauge(
+        "backlog_observed_timestamp_seconds",
+        "When the table's gauges were read last, Unix time by the database's clock",
+    ),
     _gauge("in_flight_messages", "Messages published and not yet confirmed"),
     _gauge("in_flight_bytes", "Bytes of bodies and headers published and not yet confirmed"),
     _histogram("confirm_seconds", "From publish to positive confirm"),
@@ -105,7 +108,7 @@ METRICS: tuple[Metric, ...] = (
     _gauge("connected", "1: connected; `broker` is the sink, whichever it is", "peer", PEERS),
     _counter("reconnects_total", "Connections made again after a loss", "peer", PEERS),
     _gauge("paused", "1: an operator has paused the relays of this table"),
-    _gauge("last_confirm_timestamp_seconds", "When the last positive confirm came, Unix time"),
+    _gauge("last_confirm_timestamp_seconds", "When the last positive confirm came, Unix time by the database's clock"),
     _gauge("build_info", "1, with the relay's version", "version", (__version__,)),
 )
 
@@ -263,7 +266,8 @@ def page() -> str:
         "",
         "Prometheus scrapes `/metrics` at `RELAY_LISTEN`. No label ever holds an id, a key or a routing key. A gauge that",
         "cannot be read is absent, or old by `relay_backlog_observed_timestamp_seconds`. Several relays of one table export",
-        "the same table gauges (`relay_backlog_rows` …): take `max` over them, not `sum`.",
+        "the same table gauges (`relay_backlog_rows` …): take `max` over them, not `sum`. What is Unix time by the database's",
+        "clock is that clock's at every relay; Prometheus' `time()` may be another. Ask whether it changes, as the alerts do.",
         "",
         "| metric | type | label | meaning |",
         "| --- | --- | --- | --- |",
