@@ -71,6 +71,7 @@ class Status:
     parked_rows: int
     parked_by_class: Mapping[str, int]
     unmarkable_rows: int
+    """Of the parked ones, those in the table of faults: published, and the database refuses their mark."""
     unknown_aside: Mapping[str, int]
     """Rows whose `aside`, written by somebody else, no relay knows: they wait unseen."""
     sent_rows_estimate: int | None
@@ -145,7 +146,11 @@ def _status(
     scheduled = rows["scheduled"] - overdue + backlog["unread_scheduled_rows"]
     pending = max(backlog["pending_rows"], backlog["estimate"] or 0) + overdue
     unknown = {row["aside"]: row["rows"] for row in aside if row["aside"] not in _ASIDE}
-    others = pending - overdue + sum(rows.values()) + sum(unknown.values())
+    classes = {row["failure_class"] or "unknown": row["rows"] for row in aside if row["aside"] == "parked"}
+    if meta["unmarkable_rows"]:
+        # An operator's, as in the gauges and in `relay parked list`; the outbox itself cannot say so.
+        classes["unmarkable"] = classes.get("unmarkable", 0) + meta["unmarkable_rows"]
+    others = pending - overdue + sum(rows.values()) + sum(unknown.values()) + meta["unmarkable_rows"]
     return Status(
         table=str(schema.table),
         schema_version=schema.version,
@@ -163,8 +168,8 @@ def _status(
         scheduled_rows=scheduled,
         held_rows=rows["held"],
         held_keys=sum(row["keys"] for row in aside),
-        parked_rows=rows["parked"],
-        parked_by_class={row["failure_class"] or "unknown": row["rows"] for row in aside if row["aside"] == "parked"},
+        parked_rows=sum(classes.values()),
+        parked_by_class=classes,
         unmarkable_rows=meta["unmarkable_rows"],
         unknown_aside=unknown,
         sent_rows_estimate=None if backlog["live_rows"] is None else max(0, backlog["live_rows"] - others),
@@ -244,7 +249,7 @@ def as_lines(status: Status) -> list[tuple[str, str]]:
         ("parked", _rows(status.parked_rows) + (f": {classes}" if classes else "")),
     ]
     if status.unmarkable_rows:
-        lines.append(("unmarkable", _rows(status.unmarkable_rows)))
+        lines.append(("unmarkable", f"{_rows(status.unmarkable_rows)} of these"))
     for aside, count in status.unknown_aside.items():
         text = f"{_rows(count)} whose aside is {aside!r}, which no relay writes or reads; null there has them published"
         lines.append(("unseen", text))

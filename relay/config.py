@@ -175,7 +175,7 @@ def load(
             continue
         if found[setting.field] is None and setting.variable in needs and not _is_spared(setting, environ):
             problems.append(not_set(setting))
-    problems.extend(_contradictions(found))
+    problems.extend(_contradictions(found, uses))
     unknown = tuple(_unknown(environ))
     if problems:
         # Here, with every password known: one setting's text may hold that of another, which was read later.
@@ -255,10 +255,24 @@ def not_set(setting: Setting) -> str:
     return f"{setting.variable}: not set; allowed: {setting.allowed}{by_file}"
 
 
-def _contradictions(found: Mapping[str, Any]) -> Iterable[str]:
-    """Settings that are each allowed and make no sense together."""
+def _contradictions(found: Mapping[str, Any], uses: frozenset[str] | None) -> Iterable[str]:
+    """Settings that are each allowed and make no sense together. One that is wrong by itself is None here."""
     if found["sink"] == Sink.FILE and found["sink_path"] is None:
         yield "RELAY_SINK_PATH: not set, RELAY_SINK=file needs it; allowed: a path, or - for the standard output"
+    if uses is None or "RELAY_INBOX_RETENTION" in uses:
+        yield from _forgotten_too_soon(found)
+
+
+def _forgotten_too_soon(found: Mapping[str, Any]) -> Iterable[str]:
+    """What the inbox forgets while a copy can still come would take effect twice."""
+    kept_s = found["inbox_retention_s"]
+    for variable in ("RELAY_RETENTION", "RELAY_PARKED_RETENTION"):
+        replayed_s = found[SETTINGS_BY_VARIABLE[variable].field]
+        if kept_s is not None and replayed_s is not None and kept_s <= replayed_s:
+            yield (
+                f"RELAY_INBOX_RETENTION: {kept_s:.12g} s is not longer than {variable}, {replayed_s:.12g} s;"
+                " allowed: longer than any replay, so that nothing takes effect twice"
+            )
 
 
 def _idle(found: Mapping[str, Any], environ: Mapping[str, str]) -> Iterable[str]:
@@ -269,15 +283,26 @@ def _idle(found: Mapping[str, Any], environ: Mapping[str, str]) -> Iterable[str]
         yield "RELAY_RETENTION has no effect: RELAY_SENT_ROWS is delete"
     if environ.get("RELAY_ON_PARKED") and found["ordering"] is Ordering.NONE:
         yield "RELAY_ON_PARKED has no effect: RELAY_ORDERING is none, no row waits for another"
-    if environ.get("RELAY_MAX_IN_FLIGHT") and found["max_in_flight"] > found["max_read_ahead"]:
+    if found["max_in_flight"] > found["max_read_ahead"]:
         yield (
-            f"RELAY_MAX_IN_FLIGHT={found['max_in_flight']} is never reached: RELAY_MAX_READ_AHEAD is"
-            f" {found['max_read_ahead']}, and rows in flight count"
+            f"RELAY_MAX_IN_FLIGHT={found['max_in_flight']} is never reached: RELAY_MAX_READ_AHEAD={found['max_read_ahead']}"
+            " bounds all rows in memory, and those in flight are among them"
         )
+    for variable in ("RELAY_DATABASE_URL", "RELAY_INBOX_DATABASE_URL"):
+        for name in _overruled(found[SETTINGS_BY_VARIABLE[variable].field]):
+            yield f"{variable}: its {name} has no effect: the relay names its sessions itself, outbox-relay and what each is for"
     if list(found["retry_delays_s"]) != sorted(found["retry_delays_s"]):
         yield "RELAY_RETRY_DELAYS falls: a row that failed more often is tried again sooner"
     if found["max_age_s"] is not None and found["max_age_s"] < found["retry_delays_s"][0]:
         yield "RELAY_MAX_AGE is below the first of RELAY_RETRY_DELAYS: no row is ever retried"
+
+
+def _overruled(secret: Secret | None) -> tuple[str, ...]:
+    try:
+        return () if secret is None else urls.database_target(secret.read()).overruled
+    except ValueError:
+        # Its file has changed since it was checked: the next connect says so.
+        return ()
 
 
 def _unknown(environ: Mapping[str, str]) -> Iterable[str]:
@@ -333,8 +358,10 @@ def page() -> str:
         "",
         "PostgreSQL: several hosts (`h1:5432,h2:5432`), `[::1]`, sockets (`?host=/run/postgresql`). Parameters are those",
         "of asyncpg (`sslmode sslrootcert sslcert sslkey sslcrl sslpassword target_session_attrs` …) and settings of the",
-        "server (`application_name`, `search_path` …). `connect_timeout` (whole seconds) bounds each connect. Parameters of",
-        "libpq that the driver does not know are errors that name them, unless they ask for what it does anyway.",
+        "server (`search_path` …). `connect_timeout` (whole seconds) bounds each connect. `application_name` and",
+        "`fallback_application_name` have no effect, and a warning says so: the relay sets it, to `outbox-relay` and what the",
+        "session is for, which is how the runbooks find its sessions. Parameters of libpq that the driver does not know are",
+        "errors that name them, unless they ask for what it does anyway.",
         "",
         "RabbitMQ: the vhost is one path segment, `%2F` or nothing for `/`. Parameters are those of aiormq:",
         "`cafile capath cadata certfile keyfile no_verify_ssl` (with `amqps://`), `auth` (`plain`, `external`),",

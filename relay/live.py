@@ -92,7 +92,7 @@ def _rows(view: View, status: Status) -> Table:
     parked = Text(many(status.parked_rows, "row"), _alarm(status.parked_rows, 1 << 60, 1))
     table.add_row("parked", parked, Text(classes, "red"))
     if status.unmarkable_rows:
-        table.add_row("unmarkable", Text(many(status.unmarkable_rows, "row"), "red"))
+        table.add_row("unmarkable", Text(f"{many(status.unmarkable_rows, 'row')} of these", "red"))
     return table
 
 

@@ -57,6 +57,9 @@ OPEN_DEADLINE_S: Final = 60.0
 BACKLOG_TIMEOUT_S: Final = 2.0
 """A gauge is not worth more; one that cannot be read is absent."""
 
+ROWS_COUNTED_MAX: Final = 100_000
+"""A gauge of more rows says that it is an estimate."""
+
 SEARCH_TIMEOUT_S: Final = 0.25
 """For a look below the floors. Where an old transaction keeps dead rows there, it is put off rather than reads delayed."""
 
@@ -439,18 +442,22 @@ class PostgresOutbox:
             session.transaction(sessions.begin_read(BACKLOG_TIMEOUT_S)),
         ):
             found = await session.fetch_one("backlog", list(starts or ()), list((starts or {}).values()))
+            is_aside_many = found["aside"] > ROWS_COUNTED_MAX
+            aside = await session.fetch_one("backlog_aside", found["aside"]) if is_aside_many else found
         pending = found["pending"]
         if found["is_capped"]:
             pending = max(pending, found["estimate"] or 0)
-        scheduled = found["scheduled"] + found["unread_scheduled"]
+        rows = pending + aside["overdue"] + aside["deferred"] + aside["held"]
+        scheduled = aside["scheduled"] + found["unread_scheduled"]
+        ages_s = [age_s for age_s in (found["oldest_age_s"], aside["oldest_age_s"]) if age_s is not None]
         return Backlog(
-            backlog_rows=pending + found["overdue"] + found["deferred"] + found["held"],
-            is_estimated=found["is_capped"] or found["is_aside_capped"],
-            oldest_pending_age_s=found["oldest_age_s"],
-            deferred_rows=found["deferred"] + scheduled,
-            parked_rows=found["parked"],
-            held_rows=found["held"],
-            held_keys=found["held_keys"],
+            backlog_rows=rows,
+            is_estimated=found["is_capped"] or rows > ROWS_COUNTED_MAX or (is_aside_many and aside["is_estimated"]),
+            oldest_pending_age_s=max(ages_s, default=None),
+            deferred_rows=aside["deferred"] + scheduled,
+            parked_rows=aside["parked"],
+            held_rows=aside["held"],
+            held_keys=aside["held_keys"],
             scheduled_rows=scheduled,
             newest_seq=found["newest_seq"],
         )

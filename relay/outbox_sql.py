@@ -26,8 +26,12 @@ _INLINE: Final = {
 IDENTIFICATION: Final = {name: sql_file(f"queries/{name}.sql") for name in ("may_identify", "identify")}
 """Statements that need no outbox."""
 
+_PER_PAGE: Final = {"aside_key": 200, "aside_parked": 120, "aside_due": 120}
+"""Entries a page of an index that grew in no order (28 bytes each, two thirds full), or at 64 places at once (36, half full)."""
+
 _QUERIES: Final = (
     "backlog",
+    "backlog_aside",
     "bell_elsewhere",
     "bell_release",
     "bell_wait",
@@ -135,6 +139,9 @@ def texts(schema: Schema, system_identifier: str) -> dict[str, str]:
     }
     for part in ("backlog_estimate", "blocker", "is_due"):
         values[part] = fill(sql_file(f"parts/{part}.sql"), values).rstrip()
+    for index, per_page in _PER_PAGE.items():
+        named = {"index": literal(table.derived(f"_{index}")), "per_page": str(per_page)}
+        values[f"{index}_entries"] = fill(sql_file("parts/index_entries.sql"), named).rstrip()
     raw = raw_sql(schema.payload_type)
 
     def text(name: str, others: dict[str, str], *, is_blind: bool = False) -> str:

@@ -28,6 +28,7 @@ COMMANDS = _EVERY
 """Every command of the command line, a command group's by both words."""
 
 _DURATIONS = "a number and a unit: 250ms 5s 2m 1h 7d"
+_UP_TO_A_CENTURY = "up to 36500d"
 _TABLES = (
     "a table's name as SQL has it, schema-qualified or not, up to "
     f'{values.IDENTIFIER_BYTES_MAX - values.DERIVED_SUFFIX_BYTES} bytes: outbox, sales.outbox, "Sales"."Outbox"'
@@ -199,7 +200,7 @@ SETTINGS: tuple[Setting, ...] = (
         "7d",
         values.duration,
         "age at which marked rows are purged, in small batches",
-        _DURATIONS,
+        f"{_DURATIONS}; {_UP_TO_A_CENTURY}",
         # The sidecar's own retention has to be longer.
         (*_ENGINE, INBOX_RUN),
     ),
@@ -209,7 +210,8 @@ SETTINGS: tuple[Setting, ...] = (
         # Chosen by measurement (docs/benchmarks.md); a larger one adds only memory.
         "4000",
         values.integer_between(1, 1_000_000),
-        "rows in memory, from reading to settlement: those in flight or being settled count",
+        "rows in memory, from reading to settlement: those in flight or being settled count, so it bounds "
+        "`RELAY_MAX_IN_FLIGHT` too",
         "1 to 1000000",
         _ENGINE,
     ),
@@ -219,7 +221,8 @@ SETTINGS: tuple[Setting, ...] = (
         # Chosen by measurement (docs/benchmarks.md).
         "2000",
         values.integer_between(1, 1_000_000),
-        "messages published and not yet settled, confirmed or not; a fault repeats at most so many",
+        "messages published and not yet settled, confirmed or not; a fault repeats at most so many. They count in "
+        "`RELAY_MAX_READ_AHEAD`: where that is less, it is the bound",
         "1 to 1000000",
         _ENGINE,
     ),
@@ -229,7 +232,7 @@ SETTINGS: tuple[Setting, ...] = (
         "64MiB",
         values.size,
         "bytes of bodies and headers held at all, read ahead or in flight; one larger row passes alone",
-        "64KiB 1MiB 2GiB, or plain bytes",
+        "64KiB 1MiB 2GiB, or plain bytes; 1 to 1048576GiB",
         _ENGINE,
     ),
     Setting(
@@ -249,7 +252,7 @@ SETTINGS: tuple[Setting, ...] = (
         None,
         values.rate,
         "messages a second",
-        "a number, 0.01 or more",
+        f"a number, 0.01 to {values.RATE_MAX}",
         _ENGINE,
     ),
     Setting(
@@ -259,7 +262,7 @@ SETTINGS: tuple[Setting, ...] = (
         values.duration_list,
         "the ladder for a row at fault; n delays are n + 1 attempts; ±20 % jitter. Nacks do not climb it: 100 ms "
         "doubling to 30 s, jittered, no attempt used",
-        f"1 to 32 of them, separated by commas, each {_DURATIONS}, above zero",
+        f"1 to 32 of them, separated by commas, each {_DURATIONS}, above zero and {_UP_TO_A_CENTURY}",
         _ENGINE,
     ),
     Setting(
@@ -268,7 +271,7 @@ SETTINGS: tuple[Setting, ...] = (
         None,
         values.duration_between(0.001),
         "a row older than this, counted from when it might go, is parked instead of retried",
-        f"{_DURATIONS}; above zero",
+        f"{_DURATIONS}; 1ms or more, {_UP_TO_A_CENTURY}",
         _ENGINE,
     ),
     Setting(
@@ -297,7 +300,7 @@ SETTINGS: tuple[Setting, ...] = (
         None,
         values.duration_between(0.001),
         "age at which parked rows are discarded",
-        f"{_DURATIONS}; above zero",
+        f"{_DURATIONS}; 1ms or more, {_UP_TO_A_CENTURY}",
         # The sidecar's own retention has to be longer.
         (*_ENGINE, INBOX_RUN),
         shown_default="for ever",
@@ -337,7 +340,7 @@ SETTINGS: tuple[Setting, ...] = (
         "0.0.0.0:9761",
         values.listen_address,
         "`/metrics /livez /readyz`; empty: none",
-        "HOST:PORT, [::]:9761, :9761, or empty",
+        "HOST:PORT, [::]:9761, :9761, the port up to 65535, or empty",
         (RUN, STATUS),
         empty_is_value=True,
     ),
@@ -419,8 +422,9 @@ SETTINGS: tuple[Setting, ...] = (
         # Longer than any replay: marked rows live for 7 days, parked ones are looked at within weeks.
         "30d",
         values.duration,
-        "age at which inbox rows are purged; longer than the longest possible replay",
-        _DURATIONS,
+        "age at which inbox rows are purged; longer than the longest possible replay, so than `RELAY_RETENTION` and "
+        "`RELAY_PARKED_RETENTION`",
+        f"{_DURATIONS}; {_UP_TO_A_CENTURY}",
         (INBOX_RUN,),
     ),
     Setting(
@@ -429,7 +433,7 @@ SETTINGS: tuple[Setting, ...] = (
         "0.0.0.0:9762",
         values.listen_address,
         "the consumer's `/metrics /livez /readyz`; empty: none",
-        "HOST:PORT, [::]:9762, :9762, or empty",
+        "HOST:PORT, [::]:9762, :9762, the port up to 65535, or empty",
         (INBOX_RUN,),
         empty_is_value=True,
     ),

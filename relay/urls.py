@@ -114,12 +114,14 @@ def _whole(name: str, value: str, minimum: int, maximum: int) -> int:
 class DatabaseTarget:
     """A database as asyncpg takes it: `asyncpg.connect(dsn=…, timeout=connect_timeout_s or own default)`.
 
-    `dsn` is secret. `address` is for people: hosts, ports and database without credentials.
+    `dsn` is secret. `address` is for people: hosts, ports and database without credentials. `overruled` are the URL's
+    parameters for which the relay has a value of its own.
     """
 
     dsn: str
     address: str
     connect_timeout_s: float | None = None
+    overruled: tuple[str, ...] = ()
 
     def __repr__(self) -> str:
         return f"DatabaseTarget({self.address})"
@@ -193,16 +195,20 @@ _REFUSED = (
     "oauth_scope",
 )
 
-_TRANSLATED = ("connect_timeout", "fallback_application_name")
+_TRANSLATED = ("connect_timeout",)
 
-_LIBPQ = (*_DRIVER_CHOICES, *_HARMLESS, *_REFUSED, *_TRANSLATED, "application_name", "options")
+_OVERRULED = ("application_name", "fallback_application_name")
+"""Platforms hand out URLs that have them, so they are no error."""
+
+_LIBPQ = (*_DRIVER_CHOICES, *_HARMLESS, *_REFUSED, *_TRANSLATED, *_OVERRULED, "options")
 
 
 def database_target(text: str) -> DatabaseTarget:
     """A `postgresql://` URL for asyncpg. Several hosts, `[::1]`, sockets as `%2Frun%2Fpostgresql` or `?host=/run/…`.
 
-    `connect_timeout` is translated, `fallback_application_name` too; libpq's other parameters go to the driver
-    where it knows them, are dropped where it does the same anyway, and are refused by name otherwise.
+    `connect_timeout` is translated, `application_name` and `fallback_application_name` are left out (`overruled`); libpq's
+    other parameters go to the driver where it knows them, are dropped where it does the same anyway, and are refused by
+    name otherwise.
     """
     parts = _split(text, ("postgresql", "postgres"))
     pairs = dict(_pairs(parts.query))
@@ -215,9 +221,7 @@ def database_target(text: str) -> DatabaseTarget:
             # libpq: zero or less waits for ever; no wait of the relay does, so it means the relay's own bound.
             seconds = _whole(name, value, -1, 3600)
             timeout_s = float(seconds) if seconds > 0 else None
-        elif name == "fallback_application_name":
-            kept.setdefault("application_name", pairs.get("application_name", value))
-        elif _is_kept(name, value):
+        elif name not in _OVERRULED and _is_kept(name, value):
             kept[name] = value
     if kept.get("sslnegotiation") == "direct" and kept.get("sslmode") not in _STRICT_SSLMODES:
         raise ValueError(f"has sslnegotiation=direct, which needs sslmode={' or '.join(_STRICT_SSLMODES)}")
@@ -226,7 +230,8 @@ def database_target(text: str) -> DatabaseTarget:
     dsn = f"{parts.scheme}://{parts.netloc}{parts.path}" + (f"?{query}" if query else "")
     database = pairs.get("dbname") or pairs.get("database") or unquote(parts.path[1:])
     addresses = ",".join(_address(host, port) for host, port in hosts)
-    return DatabaseTarget(dsn, f"{addresses}/{database}", timeout_s)
+    overruled = tuple(name for name in _OVERRULED if name in pairs)
+    return DatabaseTarget(dsn, f"{addresses}/{database}", timeout_s, overruled)
 
 
 def _database_hosts(parts: SplitResult, pairs: Mapping[str, str]) -> tuple[tuple[str, int | None], ...]:

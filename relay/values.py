@@ -25,6 +25,11 @@ _SIZE_UNITS = {None: 1, "B": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30}
 DURATION_S_MAX = 36_500 * 86400.0
 """A hundred years: far from where PostgreSQL's intervals or a float's milliseconds end."""
 
+SIZE_BYTES_MAX = 2**50
+"""A PiB, far beyond any memory."""
+
+RATE_MAX = 1_000_000_000
+
 IDENTIFIER_BYTES_MAX = 63
 """PostgreSQL cuts longer names silently (NAMEDATALEN - 1), and two objects become one."""
 
@@ -70,29 +75,34 @@ def duration_list(text: str) -> tuple[float, ...]:
 
 
 def size(text: str) -> int:
-    """`64KiB 1MiB 2GiB` or plain bytes, as bytes; above zero."""
+    """`64KiB 1MiB 2GiB` or plain bytes, as bytes; 1 to `SIZE_BYTES_MAX`."""
     match = _SIZE.fullmatch(text)
     if match is None:
         raise ValueError("not a size")
-    return _within(int(match[1]) * _SIZE_UNITS[match[2]], 1, 2**50)
+    return _within(_whole(match[1]) * _SIZE_UNITS[match[2]], 1, SIZE_BYTES_MAX)
 
 
 def integer_between(minimum: int, maximum: int) -> Callable[[str], int]:
     """A parser for decimal integers within bounds, both included."""
 
     def parse(text: str) -> int:
-        if re.fullmatch(r"[0-9]{1,18}", text) is None:
+        if re.fullmatch(r"[0-9]+", text) is None:
             raise ValueError("not a whole number")
-        return _within(int(text), minimum, maximum)
+        return _within(_whole(text), minimum, maximum)
 
     return parse
 
 
 def rate(text: str) -> float:
-    """Messages a second: a decimal number, at least 0.01."""
-    if re.fullmatch(r"[0-9]{1,9}(\.[0-9]{1,6})?", text) is None:
+    """Messages a second: a decimal number, 0.01 to `RATE_MAX`."""
+    if re.fullmatch(r"[0-9]+(\.[0-9]+)?", text) is None:
         raise ValueError("not a number")
-    return _within(float(text), 0.01, 1e9)
+    return _within(float(text), 0.01, float(RATE_MAX))
+
+
+def _whole(digits: str) -> int:
+    """Python reads no more than 4,300 digits; no bound of ours has 20."""
+    return int(digits) if len(digits) < 4000 else 10**20
 
 
 def _within(value: N, minimum: N, maximum: N) -> N:

@@ -28,6 +28,7 @@ def add(commands: Commands) -> None:
 def _inbox_migrate(options: argparse.Namespace, console: Console) -> int:
     spared = ("RELAY_INBOX_DATABASE_URL",) if options.print else ()
     config = console.config("inbox migrate", spared=spared)
+    console.warn()
     from relay.inbox import migrate
     from relay.inbox.naming import channel_of
     from relay.values import quote_identifier
@@ -35,7 +36,6 @@ def _inbox_migrate(options: argparse.Namespace, console: Console) -> int:
     if options.print:
         sys.stdout.write(migrate.printed(table=config.inbox_table, role=options.role))
         return 0
-    console.warn()
     wait_for(migrate.run(config.inbox_database(), table=config.inbox_table, role=options.role))
     print(f"processed_messages, {config.inbox_table}: in place")
     print(f"its doorbell: LISTEN {quote_identifier(channel_of(config.inbox_table))}")

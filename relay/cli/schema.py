@@ -30,13 +30,13 @@ def add(commands: Commands) -> None:
 
 def _migrate(options: argparse.Namespace, console: Console) -> int:
     config = console.config("migrate", spared=("RELAY_DATABASE_URL",) if options.print else ())
+    console.warn()
     from relay import migrate
 
     wanted = {name: getattr(options, name) for name in ("payload", "doorbell", "role", "writer")}
     if options.print:
         sys.stdout.write(migrate.printed(config.table, **wanted))
         return 0
-    console.warn()
     done = wait_for(migrate.run(config.database(), config.table, **wanted))
     schema = done.schema
     did = "created" if done.version_before == 0 else "upgraded"

@@ -34,6 +34,7 @@ def add(commands: Commands) -> None:
 
 def _demo(options: argparse.Namespace, console: Console) -> int:
     console.config("demo")
+    console.warn()
     from relay import demo
 
     screen = Screen(is_live=sys.stderr.isatty())

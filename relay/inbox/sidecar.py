@@ -15,7 +15,7 @@ from typing import Final
 from relay import __version__, lifecycle, logs
 from relay.config import Config
 from relay.database import fill, sql_file
-from relay.errors import ConfigError, DatabaseError, RelayError
+from relay.errors import DatabaseError, RelayError
 from relay.http import Heartbeat, Readiness, TableCollector
 from relay.inbox import retention
 from relay.inbox.breaker import Breaker
@@ -33,8 +33,7 @@ GAUGE_INTERVAL_S: Final = 2.0
 
 
 def run(config: Config, warnings: Sequence[str] = ()) -> int:
-    """Until a signal says stop; returns the exit code, as `relay run`. Raises ConfigError before anything begins."""
-    _check_retention(config)
+    """Until a signal says stop; returns the exit code, as `relay run`."""
     logs.setup(config.log_format, config.log_level, config.redactor)
     # Every failure that the driver logs, some with a traceback, is raised as well.
     logging.getLogger("aiormq").setLevel(logging.CRITICAL)
@@ -42,19 +41,6 @@ def run(config: Config, warnings: Sequence[str] = ()) -> int:
     for warning in warnings:
         log.warning("configuration_warning", text=warning)
     return lifecycle.run(log, lambda: _live(config, log))
-
-
-def _check_retention(config: Config) -> None:
-    """What is forgotten while a copy can still come would take effect twice."""
-    longest = {"RELAY_RETENTION": config.retention_s, "RELAY_PARKED_RETENTION": config.parked_retention_s or 0.0}
-    for variable, seconds in longest.items():
-        if config.inbox_retention_s <= seconds:
-            raise ConfigError(
-                [
-                    f"RELAY_INBOX_RETENTION: {config.inbox_retention_s:g} s is not longer than {variable}, {seconds:g} s; "
-                    f"allowed: longer than any replay, so that nothing takes effect twice"
-                ]
-            )
 
 
 async def _live(config: Config, log: logs.Log) -> None:

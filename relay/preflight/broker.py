@@ -11,7 +11,7 @@ from typing import Final
 from relay.broker.amqp import AmqpBroker
 from relay.broker.appender import STANDARD_OUTPUT
 from relay.broker.survey import Survey, survey
-from relay.choices import Sink
+from relay.choices import Envelope, Sink
 from relay.config import Config
 from relay.core.ports.broker import Closed, Rejection, Returned
 from relay.errors import BrokerError, ExchangeMissing, RelayError
@@ -56,7 +56,7 @@ async def check(config: Config, waiting: Pending | None) -> list[Finding]:
         findings.append(error("pending", f"rows wait that have no route: {waiting.unroutable}", mend))
     url = next((url for url, failure in outcomes if failure is None or isinstance(failure, ExchangeMissing)), None)
     if url is not None:
-        findings.extend(_survey(await survey(url, _offered(waiting)), waiting))
+        findings.extend(_survey(await survey(url, _offered(waiting)), waiting, config.envelope))
     return findings
 
 
@@ -76,7 +76,7 @@ def _offered(waiting: Pending | None) -> int | None:
     return min(size, SIZE_MAX) if size else None
 
 
-def _survey(found: Survey | None, waiting: Pending | None) -> Iterator[Finding]:
+def _survey(found: Survey | None, waiting: Pending | None, envelope: Envelope) -> Iterator[Finding]:
     if found is None:
         yield not_checked("version", "no answer in time")
         return
@@ -96,9 +96,13 @@ def _survey(found: Survey | None, waiting: Pending | None) -> Iterator[Finding]:
         yield not_checked("size", "the broker gave no answer about a message of that size in time")
     elif waiting.largest_bytes and found.size_refused is not None:
         mend = "raise max_message_size at the broker, or send less; such rows are parked as `too_large`"
-        yield error("size", f"a row of {waiting.largest_bytes:,} bytes waits: {found.size_refused}", mend)
+        yield error("size", f"a row of {_measured(waiting.largest_bytes, envelope)} waits: {found.size_refused}", mend)
     elif waiting.largest_bytes:
-        yield ok("size", f"the broker takes the largest pending row, {waiting.largest_bytes:,} bytes")
+        yield ok("size", f"the broker takes the largest pending row, {_measured(waiting.largest_bytes, envelope)}")
+
+
+def _measured(size: int, envelope: Envelope) -> str:
+    return f"{size:,} bytes" if envelope is Envelope.NONE else f"up to {size:,} bytes in the envelope {envelope}"
 
 
 def _connection(url: str, failure: BrokerError | None, *, works: bool) -> Finding:

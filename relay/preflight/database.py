@@ -138,7 +138,8 @@ async def _schema(connection: Connection, config: Config) -> tuple[list[Finding]
         findings.append(_sequence(await fetch_one(connection, query("preflight_sequence")), names))
         router = Router(config.exchange, config.routing_key)
         drops = config.unroutable is Unroutable.DROP
-        waiting = await pending.read(connection, names, schema.payload_type, router, drops=drops)
+        payload_type, envelope = schema.payload_type, config.envelope
+        waiting = await pending.read(connection, names, payload_type, router, envelope, drops=drops)
     except DatabaseError as failure:
         findings.append(error("rights", failure.message, GRANT))
     if schema.is_paused:

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
+from relay.choices import Envelope
 from relay.database import fill, sql_file
 from relay.errors import DatabaseRefused, MessageInvalid
 from relay.message import PayloadType, Row
@@ -17,6 +18,20 @@ if TYPE_CHECKING:
 
 ROWS_OF_A_SHARD: Final = 16
 """About a thousand rows of all 64 shards: routes repeat long before that."""
+
+TEXT_BYTES_MAX: Final = 128 * 1024 * 1024
+"""So long a text is measured as the JSON string that it becomes; what is longer is reckoned."""
+
+ENVELOPE_BYTES_MAX: Final = 1024
+"""An envelope's own words, numbers and times (about 400 bytes), and CloudEvents' `source` where that is the table's name."""
+
+_ENVELOPED: Final = (
+    *("id", "event_type", "aggregate_type", "aggregate_id", "aggregate_id", "correlation_id", "causation_id"),
+    *("content_type", "content_encoding", "traceparent", "tracestate"),
+    # Percent-encoded in CloudEvents' `source`: three bytes for one.
+    *("producer", "producer", "producer"),
+)
+"""The columns whose texts an envelope repeats, as often as it may."""
 
 _RARE: Final = ("exchange", "routing_key", "producer", "correlation_id", "causation_id", "mandatory")
 
@@ -33,7 +48,7 @@ class Route:
 @dataclass(frozen=True, slots=True)
 class Pending:
     """`routes` are those of `rows` sampled rows, `unroutable` the first reason why one of them has none. `largest_bytes` is
-    None where nobody could look in time."""
+    that of a body, under an envelope at most so much, and None where nobody could look in time."""
 
     rows: int
     routes: frozenset[Route]
@@ -42,7 +57,13 @@ class Pending:
 
 
 async def read(
-    connection: Connection, names: Mapping[str, str], payload_type: PayloadType, router: Router, *, drops: bool
+    connection: Connection,
+    names: Mapping[str, str],
+    payload_type: PayloadType,
+    router: Router,
+    envelope: Envelope,
+    *,
+    drops: bool,
 ) -> Pending:
     """Look at the outbox; `drops`: a row that says nothing about it needs no queue. Raises DatabaseLost, DatabaseRefused."""
     records = await fetch(connection, fill(sql_file("queries/preflight_pending.sql"), names), ROWS_OF_A_SHARD)
@@ -56,18 +77,38 @@ async def read(
             continue
         mandatory = record["mandatory"]
         routes.add(Route(exchange, routing_key, not drops if mandatory is None else mandatory))
-    return Pending(len(records), frozenset(routes), unroutable, await _largest(connection, names, payload_type))
+    largest_bytes = await _largest(connection, names, payload_type, envelope)
+    return Pending(len(records), frozenset(routes), unroutable, largest_bytes)
 
 
-async def _largest(connection: Connection, names: Mapping[str, str], payload_type: PayloadType) -> int | None:
-    size = "octet_length(o.payload)" if payload_type is PayloadType.BYTEA else "octet_length(o.payload::text)"
-    text = fill(sql_file("queries/preflight_largest.sql"), {**names, "size": size})
+async def _largest(
+    connection: Connection, names: Mapping[str, str], payload_type: PayloadType, envelope: Envelope
+) -> int | None:
+    text = fill(sql_file("queries/preflight_largest.sql"), {**names, "size": size_sql(payload_type, envelope)})
     try:
         return int((await fetch_one(connection, text))["largest_bytes"])
     except DatabaseRefused as refused:
         if not is_too_slow(refused):
             raise
         return None
+
+
+def size_sql(payload_type: PayloadType, envelope: Envelope) -> str:
+    """How many bytes the body of a row `o` has; under an envelope (`relay.envelope`) at most, and not many more."""
+    stored = "octet_length(o.payload)" if payload_type is PayloadType.BYTEA else "octet_length(o.payload::text)"
+    if envelope is Envelope.NONE:
+        return stored
+    match payload_type:
+        case PayloadType.JSON | PayloadType.JSONB:
+            data = stored
+        case PayloadType.BYTEA:
+            data = f"4 * (({stored}::bigint + 2) / 3)"
+        case PayloadType.TEXT:
+            # PostgreSQL makes nothing above 1 GB, and a byte may become six.
+            is_short = f"{stored} < {TEXT_BYTES_MAX}"
+            data = f"CASE WHEN {is_short} THEN octet_length(to_json(o.payload)::text) ELSE 6 * {stored}::bigint END"
+    columns = ", ".join(f"o.{column}" for column in _ENVELOPED)
+    return f"coalesce({data}, 0) + octet_length(to_json(concat({columns}))::text) + {ENVELOPE_BYTES_MAX}"
 
 
 def _row(record: Mapping[str, Any]) -> Row:

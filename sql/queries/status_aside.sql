@@ -1,5 +1,5 @@
 -- Purpose: the rows set aside, by kind and failure class, for `relay status`. `overdue` are scheduled ones whose time has
---          come; `since_s` is the age of the oldest (of these, where they are scheduled), `due_in_s` the time to the next attempt. Rows of the fault table are counted by status_meta.sql.
+--          come; `since_s` is the age of the oldest (of these, where they are scheduled), `due_in_s` the time to the next attempt. Rows of the fault table are parked, too: status_meta.sql counts them.
 -- Locks:   none.
 -- Index:   whichever partial index over rows aside the planner takes; a million parked rows take seconds.
 -- Caller:  relay/admin.py, in a read-only transaction.

@@ -118,6 +118,59 @@ def test_all_faults_at_once_with_variable_value_and_what_is_allowed() -> None:
     assert sum("not set" in problem for problem in found) == 2
 
 
+@pytest.mark.parametrize(
+    ("variable", "value", "bound"),
+    [
+        ("RELAY_MAX_BYTES", "2000000GiB", "1048576GiB"),
+        ("RELAY_MAX_BYTES", "9" * 5000, "1048576GiB"),
+        ("RELAY_MAX_BYTES", "0", "1 to"),
+        ("RELAY_MAX_RATE", "1000000001", "1000000000"),
+        ("RELAY_MAX_RATE", "0.001", "0.01"),
+        ("RELAY_MAX_AGE", "0.5ms", "1ms"),
+        ("RELAY_PARKED_RETENTION", "0.5ms", "1ms"),
+        ("RELAY_RETENTION", "36501d", "36500d"),
+        ("RELAY_INBOX_RETENTION", "36501d", "36500d"),
+        ("RELAY_RETRY_DELAYS", "1s,36501d", "36500d"),
+        ("RELAY_LEASE", "2h", "1h"),
+        ("RELAY_MAX_IN_FLIGHT", "1" + "0" * 30, "1 to 1000000"),
+        ("RELAY_INBOX_PREFETCH", "9" * 5000, "65535"),
+        ("RELAY_LISTEN", ":65536", "65535"),
+    ],
+)
+def test_the_bound_that_refuses_a_value_is_named(variable: str, value: str, bound: str) -> None:
+    """`too large; allowed: 64KiB 1MiB 2GiB, or plain bytes`: nobody could tell what was."""
+    command = "inbox run" if "INBOX" in variable else "run"
+    (line,) = (line for line in problems({**ENVIRON, variable: value}, command) if line.startswith(f"{variable}="))
+    words, _, allowed = line.partition("; allowed: ")
+    assert bound in allowed
+    assert words.endswith(("too large", "too small", "more than a hundred years", "no such port"))
+
+
+def test_the_inboxs_retention_is_refused_with_all_other_faults() -> None:
+    """It was refused after loading, beside nothing else, and held against the first of the two only."""
+    environ = {
+        "RELAY_INBOX_DATABASE_URL": "postgresql://h/d",
+        "RELAY_INBOX_AMQP_URL": "amqp://h",
+        "RELAY_INBOX_RETENTION": "5d",
+        "RELAY_PARKED_RETENTION": "90d",
+        "RELAY_INBOX_PREFETCH": "0",
+    }
+    with pytest.raises(ConfigError) as caught:
+        load(environ, needs=needed_by("inbox run"), uses=used_by("inbox run"))
+    assert [problem.partition(":")[0] for problem in caught.value.problems] == [
+        *("RELAY_INBOX_QUEUE", "RELAY_INBOX_PREFETCH='0'", "RELAY_INBOX_RETENTION", "RELAY_INBOX_RETENTION")
+    ]
+    first, second = caught.value.problems[2:]
+    assert "432000 s is not longer than RELAY_RETENTION, 604800 s" in first
+    assert "432000 s is not longer than RELAY_PARKED_RETENTION, 7776000 s" in second
+    # A relay has no inbox; one that cannot be read contradicts nothing.
+    del environ["RELAY_INBOX_PREFETCH"]
+    load({**ENVIRON, **environ}, needs=needed_by("run"), uses=used_by("run"))
+    environ |= {"RELAY_INBOX_QUEUE": "q", "RELAY_INBOX_RETENTION": "soon"}
+    (line,) = problems(environ, "inbox run")
+    assert line.startswith("RELAY_INBOX_RETENTION='soon'")
+
+
 def test_the_allowed_fields_of_a_template_are_named() -> None:
     (line,) = problems({**ENVIRON, "RELAY_ROUTING_KEY": "{tenant}.{event_type}"})
     assert "no such field: {tenant}" in line
@@ -200,6 +253,28 @@ def test_settings_without_effect_are_warnings() -> None:
     assert "RELAY_SINK_PATH" in warnings(RELAY_SINK_PATH="-")[0]
     assert "RELAY_RETENTION" in warnings(RELAY_SENT_ROWS="delete", RELAY_RETENTION="1d")[0]
     assert "RELAY_MAX_AGE" in warnings(RELAY_MAX_AGE="500ms")[0]
+
+
+def test_a_read_ahead_below_what_may_be_in_flight_is_a_warning() -> None:
+    """It caps what is in flight, and nothing said so where RELAY_MAX_IN_FLIGHT was the default."""
+    (text,) = warnings(RELAY_MAX_READ_AHEAD="500")
+    assert "RELAY_MAX_IN_FLIGHT=2000 is never reached: RELAY_MAX_READ_AHEAD=500 bounds all rows in memory" in text
+    assert warnings(RELAY_MAX_READ_AHEAD="2000") == ()
+    assert len(warnings(RELAY_MAX_IN_FLIGHT="5000")) == 1
+
+
+@pytest.mark.parametrize("name", ["application_name", "fallback_application_name"])
+def test_an_application_name_in_a_url_is_a_warning(name: str, tmp_path: Path) -> None:
+    """It was ignored without a word. Platforms hand out such URLs, so it is no error, and the runbooks need the relay's own."""
+    url = f"postgresql://u:s3cret@h/d?{name}=shop-api"
+    expected = f"its {name} has no effect: the relay names its sessions itself"
+    for found in (warnings(RELAY_DATABASE_URL=url), warnings(RELAY_INBOX_DATABASE_URL=url)):
+        assert expected in found[0]
+        assert "s3cret" not in found[0]
+    file = tmp_path / "url"
+    file.write_text(url)
+    environ = {name: value for name, value in ENVIRON.items() if name != "RELAY_DATABASE_URL"}
+    assert expected in load({**environ, "RELAY_DATABASE_URL_FILE": str(file)})[1][0]
 
 
 # ---------------------------------------------------------------- secrets

@@ -42,11 +42,11 @@ def driver_view(target: urls.DatabaseTarget) -> tuple[object, ...]:
         ("postgresql://h/d?user=u&password=a+b%2Bc", ([("h", 5432)], "u", "a+b+c", "d", None)),
         (
             "postgresql://u:p@h/d?application_name=a%20b&connect_timeout=3",
-            ([("h", 5432)], "u", "p", "d", {"application_name": "a b"}),
+            ([("h", 5432)], "u", "p", "d", None),
         ),
         (
             "postgresql://u:p@h/d?fallback_application_name=x&gssencmode=disable",
-            ([("h", 5432)], "u", "p", "d", {"application_name": "x"}),
+            ([("h", 5432)], "u", "p", "d", None),
         ),
         ("postgresql://u:p@my_db.b%C3%BCcher.de./d", ([("my_db.bücher.de.", 5432)], "u", "p", "d", None)),
         (f"postgresql://u:p@/d?host=/{'x' * 64}", ([f"/{'x' * 64}/.s.PGSQL.5432"], "u", "p", "d", None)),
@@ -55,6 +55,14 @@ def driver_view(target: urls.DatabaseTarget) -> tuple[object, ...]:
 )
 def test_the_driver_reads_a_database_url_as_meant(url: str, expected: tuple[object, ...]) -> None:
     assert driver_view(urls.database_target(url)) == expected
+
+
+def test_an_application_name_is_left_out_and_named() -> None:
+    """The relay's own would have won over it without a word."""
+    both = urls.database_target("postgresql://h/d?fallback_application_name=x&application_name=y&search_path=s")
+    assert both.overruled == ("application_name", "fallback_application_name")
+    assert driver_view(both)[-1] == {"search_path": "s"}
+    assert urls.database_target("postgresql://h/d").overruled == ()
 
 
 def test_connect_timeout_is_translated() -> None:

@@ -100,6 +100,14 @@ def test_the_tables_gauges_take_max_and_are_never_summed() -> None:
             assert not re.search(rf"sum[^)]*\([^)]*relay_{name}\b", text), where
 
 
+def test_nothing_holds_the_databases_clock_against_prometheus() -> None:
+    """A database an hour ahead hid every stall, one an hour behind made each relay stalled."""
+    timed = {metric.name for metric in METRICS if "clock" in metric.help}
+    assert timed == {metric.name for metric in METRICS if metric.name.endswith("timestamp_seconds")}
+    for where, text in expressions():
+        assert "time()" not in text or not any(name in text for name in timed), where
+
+
 def anchors(page: Path) -> set[str]:
     """The headings' anchors, as forges make them."""
     titles = re.findall(r"^#+ (.+)$", page.read_text(), flags=re.MULTILINE)

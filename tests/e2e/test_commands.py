@@ -215,6 +215,24 @@ async def test_status_counts_the_states(site: Site) -> None:
     assert "unroutable 1" in text
 
 
+async def test_status_counts_unmarkable_rows_as_parked(site: Site) -> None:
+    """The gauge and `parked list` had them and `status` had not: the dashboard said two and the command none."""
+    await site.insert_many(2, 2)
+    await site.database.execute(
+        "UPDATE outbox SET aside = 'deferred', holds = true, due_at = now() WHERE seq = 2;"
+        "INSERT INTO outbox (event_type, aside, failure_class) VALUES ('ok.x', 'parked', 'unroutable');"
+        "INSERT INTO outbox_fault (seq, id, failure_class) SELECT seq, id, 'unmarkable' FROM outbox WHERE seq <= 2"
+    )
+    status = json.loads((await _command("status", "--json", settings=site.settings)).stdout)
+    assert (status["parked_rows"], status["parked_by_class"]) == (3, {"unroutable": 1, "unmarkable": 2})
+    assert (status["unmarkable_rows"], status["backlog_rows"], status["deferred_rows"]) == (2, 0, 0)
+    listed = json.loads((await _command("parked", "list", "--json", settings=site.settings)).stdout)
+    assert len(listed["rows"]) == status["parked_rows"]
+    text = (await _command("status", settings=site.settings)).stdout
+    assert "unmarkable 2" in text
+    assert "2 rows of these" in text
+
+
 async def test_a_row_that_somebody_put_aside_is_seen(site: Site) -> None:
     """No relay looks for what no relay writes; such a row counted as sent."""
     await site.database.execute("INSERT INTO outbox (id, event_type, aside) VALUES ('w', 'ok.x', 'waiting')")

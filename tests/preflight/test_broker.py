@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 from collections.abc import Iterable
 from pathlib import Path
@@ -12,16 +13,23 @@ from urllib.parse import unquote, urlsplit
 import asyncpg
 import pytest
 
-from relay import config, migrate, preflight
+from relay import config, envelope, migrate, preflight
+from relay.choices import Envelope
 from relay.config import Config
 from relay.management import ManagementApi
-from relay.preflight import broker, management
+from relay.message import PayloadType, Row
+from relay.preflight import broker, management, pending
 from relay.preflight.finding import Finding, Level
 from relay.preflight.pending import Pending, Route
 from relay.servers import RabbitServer, free_port
 from tests.authority import Authority
 from tests.conftest import eventually
 
+OF_EACH_ROW = ("id", "event_type", "aggregate_type", "aggregate_id")
+TEXTS = (
+    *(*OF_EACH_ROW, "correlation_id", "causation_id", "content_type", "content_encoding"),
+    *("traceparent", "tracestate"),
+)
 DATABASE = "postgresql://x@127.0.0.1:1/x"
 
 
@@ -301,3 +309,48 @@ async def test_what_waits_in_the_table_is_held_against_the_broker(vhost: Vhost, 
     dropped = {"RELAY_DATABASE_URL": database_url, "RELAY_UNROUTABLE": "drop"}
     found = await preflight.check(settings(vhost.url, vhost.server, **dropped))
     assert not any("nope.1" in finding.text for finding in found)
+
+
+AWKWARD = '\u0001"\\é' * 500
+"""Text that grows as a JSON string, threefold."""
+
+
+@pytest.mark.parametrize("wrapping", ["json", "cloudevents"])
+@pytest.mark.parametrize(
+    ("payload_type", "payload"),
+    [("json", json.dumps(AWKWARD)), ("jsonb", json.dumps(AWKWARD)), ("text", AWKWARD), ("bytea", b"\0" * 4000)],
+)
+async def test_the_size_of_a_body_is_that_in_its_envelope(
+    database_url: str, payload_type: str, payload: str | bytes, wrapping: str
+) -> None:
+    """The payload was measured and the envelope goes out: base64 makes a third more of it, escapes up to six times as much."""
+    await migrate.run(database_url, payload=payload_type)
+    connection = await asyncpg.connect(database_url)
+    columns = {name: f'{name} "é" \u0001' for name in (*TEXTS, "producer")}
+    names, marks = ", ".join(columns), ", ".join(f"${n}" for n in range(2, len(columns) + 2))
+    await connection.execute(
+        f"INSERT INTO outbox (payload, aggregate_version, {names}) VALUES ($1, {-(2**63)}, {marks})",
+        payload, *columns.values(),
+    )  # fmt: skip
+    size = pending.size_sql(PayloadType(payload_type), Envelope(wrapping))
+    bound = await connection.fetchval(f"SELECT {size} FROM outbox o")
+    stored = await connection.fetchval(
+        "SELECT payload FROM outbox"
+        if payload_type == "bytea"
+        else "SELECT convert_to(payload::text, 'UTF8') FROM outbox"
+    )
+    await connection.close()
+    rare: dict[str, Any] = {name: text for name, text in columns.items() if name not in OF_EACH_ROW}
+    row = Row(
+        0, 1, columns["id"], columns["event_type"], aggregate_type=columns["aggregate_type"],
+        aggregate_id=columns["aggregate_id"], payload=stored, occurred_at=1.5,
+        rare=rare | {"aggregate_version": -(2**63), "schema_version": 2**31 - 1},
+    )  # fmt: skip
+    body = envelope.envelope(wrapping, PayloadType(payload_type), "s" * 63).wrap(row)
+    assert len(body) <= bound <= len(body) + 1500
+
+
+async def test_what_was_measured_is_said(vhost: Vhost) -> None:
+    """Nobody could tell whether the size was the payload's or the message's."""
+    found = await broker.check(settings(vhost.url, RELAY_ENVELOPE="json"), waiting(size=3000))
+    assert "up to 3,000 bytes in the envelope json" in only(found, "size", Level.OK)

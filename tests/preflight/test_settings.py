@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from relay import cli, config
-from relay.errors import ConfigError
+from relay.errors import ConfigError, UsageError
 from relay.redaction import mask_urls
 
 
@@ -24,6 +24,21 @@ from relay.redaction import mask_urls
 def test_a_contradiction_is_a_warning(settings: dict[str, str], words: str) -> None:
     (warning,) = config.load(settings)[1]
     assert words in warning
+
+
+@pytest.mark.parametrize("words", ["demo", "migrate --print", "inbox migrate --print", "topology plan nowhere.toml"])
+def test_every_command_warns_of_an_unknown_variable(
+    words: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The demo and what prints SQL said nothing of a misspelt RELAY_TABEL, and went by the default."""
+
+    def run(*_: object) -> None:
+        raise UsageError("no demo here")
+
+    monkeypatch.setattr("relay.demo.run", run)
+    monkeypatch.setenv("RELAY_TABEL", "orders")
+    cli.main(words.split())
+    assert "warning: RELAY_TABEL is unknown and ignored; nearest: RELAY_TABLE" in capsys.readouterr().err
 
 
 def test_a_command_is_not_warned_of_settings_that_it_does_not_use() -> None:

@@ -284,8 +284,8 @@ class Discarded:
 
 @dataclass(frozen=True, slots=True)
 class Backlog:
-    """The table's state for the gauges; counts up to 100,000, then estimated. The scheduled rows are among the deferred
-    ones, and the backlog has neither them nor the parked."""
+    """The table's state for the gauges. `is_estimated` is said of `backlog_rows`: what is above 100,000 is. The scheduled rows are
+    among the deferred ones, and the backlog has neither them nor the parked."""
 
     backlog_rows: int
     is_estimated: bool
