@@ -171,6 +171,14 @@ def has_ipv6() -> bool:
     return True
 
 
+def is_alive(pid: int) -> bool:
+    """A zombie has ended, whoever should have reaped it: a container's first process may reap nobody."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+
+
 async def _execute(url: str, statement: str) -> None:
     connection = await asyncpg.connect(url)
     try:
