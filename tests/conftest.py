@@ -89,7 +89,7 @@ def pytest_runtest_teardown(item: pytest.Item) -> None:
 async def eventually(predicate: Callable[[], Awaitable[T]], timeout: float = ..., *, interval_s: float = ...) -> T: ...
 @overload
 async def eventually(predicate: Callable[[], T], timeout: float = ..., *, interval_s: float = ...) -> T: ...
-async def eventually(predicate: Callable[[], Any], timeout: float = 10.0, *, interval_s: float = 0.01) -> Any:
+async def eventually(predicate: Callable[[], Any], timeout: float = 20.0, *, interval_s: float = 0.01) -> Any:
     """Ask until the answer is true, and return it; AssertionError after `timeout` seconds of false ones.
 
     For what nothing announces (a row, a metric, a file); where there is an event, wait for the event.
@@ -169,6 +169,14 @@ def has_ipv6() -> bool:
     except OSError:
         return False
     return True
+
+
+def is_alive(pid: int) -> bool:
+    """A zombie has ended, whoever should have reaped it: a container's first process may reap nobody."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except (FileNotFoundError, ProcessLookupError):
+        return False
 
 
 async def _execute(url: str, statement: str) -> None:

@@ -36,7 +36,8 @@ class Pooler:
         # pgbouncer refuses to run as root.
         self._user = "postgres" if os.geteuid() == 0 else None
         if self._user is not None:
-            shutil.chown(self._directory, self._user)
+            for path in (self._directory, self._config):
+                shutil.chown(path, self._user)
         self.url = urlunsplit(server._replace(netloc=f"postgres@{LOOPBACK}:{self.port}"))
 
     def __enter__(self) -> Self:

@@ -71,6 +71,7 @@ class Proxy:
     def __init__(self, direct_url: str) -> None:
         self._direct = urlsplit(direct_url)
         assert self._direct.port is not None, "a URL that names its port"
+        self._target_port = self._direct.port
         self._port = 0
         self.accepted = 0
         self.deaf: set[Side] = set()
@@ -138,6 +139,10 @@ class Proxy:
                 raw.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
                 writer.transport.abort()
 
+    def lead_to(self, port: int) -> None:
+        """New connections reach another server, as behind an address that has moved; the others stay where they are."""
+        self._target_port = port
+
     def trap(self, trap: Trap) -> asyncio.Event:
         """Arm it; occurrences count from now on. The event is set when it has sprung."""
         self._traps.append(trap)
@@ -159,7 +164,7 @@ class Proxy:
             writer.transport.abort()
             return
         try:
-            far_reader, far_writer = await asyncio.open_connection("127.0.0.1", self._direct.port)
+            far_reader, far_writer = await asyncio.open_connection("127.0.0.1", self._target_port)
         except OSError:
             writer.transport.abort()
             return

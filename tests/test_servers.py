@@ -17,21 +17,13 @@ import pytest
 
 from relay.servers import LOOPBACK, PostgresServer, RabbitServer, ServerFailed, ServersUnavailable, free_port, programs
 from relay.servers.ports import PORTS
-from tests.conftest import eventually
+from tests.conftest import eventually, is_alive
 
 
 @pytest.fixture(scope="module")
 def postgres() -> Iterator[PostgresServer]:
     with PostgresServer.start(durable=False, options={"max_prepared_transactions": "3"}) as server:
         yield server
-
-
-def is_alive(pid: int) -> bool:
-    """A zombie that nobody has reaped yet has ended."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except (FileNotFoundError, ProcessLookupError):
-        return False
 
 
 def test_a_statement_may_take_as_long_as_its_caller_says(postgres: PostgresServer) -> None:

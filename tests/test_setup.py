@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import subprocess
 from pathlib import Path
 
@@ -36,7 +37,7 @@ def asked(folder: Path) -> list[str]:
 
 
 def setup(folder: Path, script: str) -> subprocess.CompletedProcess[str]:
-    text = FAKES.format(setup=SETUP, folder=folder) + script
+    text = FAKES.format(setup=shlex.quote(str(SETUP)), folder=shlex.quote(str(folder))) + script
     return subprocess.run(["bash", "-c", text], capture_output=True, text=True, timeout=30, check=False)
 
 
@@ -70,7 +71,7 @@ def test_the_version_here_is_told() -> None:
         is_here = True
     except ServersUnavailable:
         is_here = False
-    script = f"source {SETUP}; rabbitmq_version; old_servers"
+    script = f"source {shlex.quote(str(SETUP))}; rabbitmq_version; old_servers"
     done = subprocess.run(["bash", "-c", script], capture_output=True, text=True, timeout=30, check=False)
     assert (done.returncode, done.stdout.count(".") >= 1, "old" in done.stdout) == (0, is_here, False), done
 

@@ -34,6 +34,7 @@ def rig(postgres_server: PostgresServer, rabbit_server: RabbitServer) -> Iterato
     rabbit_server.delete_vhost("bench")
 
 
+@pytest.mark.usefixtures("c_programs")
 def test_the_relay_and_the_c_publisher_send_the_same_messages(rig: Rig) -> None:
     relay = run_relay(rig, Drain(LOAD))
     ceiling = run_ceiling(rig, Ceiling(LOAD, window=50))
@@ -45,6 +46,7 @@ def test_the_relay_and_the_c_publisher_send_the_same_messages(rig: Rig) -> None:
     assert relay["wal_bytes_per_row"] > 50
 
 
+@pytest.mark.usefixtures("c_programs")
 def test_a_trickle_times_every_row_at_the_confirm_and_at_the_consumer(rig: Rig) -> None:
     single, batches = trickle(rig, [(100, 1, 1), (500, 10, 1)])
     for run in (single, batches):
@@ -162,6 +164,7 @@ def test_the_relay_drains_into_the_sink(rig: Rig) -> None:
     assert encoder["msgs_per_s"] > 0
 
 
+@pytest.mark.usefixtures("c_programs")
 def test_the_consumers_sidecar_takes_every_message_once(rig: Rig) -> None:
     load = Load(rows=inbox.ROWS_MIN, keys=20)
     (run,) = inbox.sidecar(rig, load)
@@ -169,6 +172,7 @@ def test_the_consumers_sidecar_takes_every_message_once(rig: Rig) -> None:
     assert run["msgs_per_s"] > 0
 
 
+@pytest.mark.usefixtures("c_programs")
 def test_a_consumer_and_asyncpg_alone_do_the_same(rig: Rig) -> None:
     alone, consumed = consumer.pair(rig, LOAD)
     assert alone["messages"] == consumed["messages"] == LOAD.rows

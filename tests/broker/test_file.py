@@ -272,11 +272,12 @@ async def test_a_pipe_is_written_to_while_it_is_read(tmp_path: Path) -> None:
     link.publish(rows)
     read = bytearray()
     # What is acknowledged is in the pipe, and need not be out of it.
-    while recorder.count() < 50 or read.count(b"\n") < 51:
-        try:
-            read += os.read(reader, 65536)
-        except BlockingIOError:
-            await asyncio.sleep(0)
+    async with asyncio.timeout(60):
+        while recorder.count() < 50 or read.count(b"\n") < 51:
+            try:
+                read += os.read(reader, 65536)
+            except BlockingIOError:
+                await asyncio.sleep(0)
     assert [json.loads(line)["id"] for line in bytes(read).split()] == [row.id for row in rows]
     os.close(reader)
     link.publish([make_row(51)])
@@ -293,7 +294,7 @@ async def test_a_reader_that_reads_no_more_holds_up_nothing(tmp_path: Path) -> N
     recorder = Recorder()
     link = await connect(path, recorder)
     link.publish([make_row(1, payload=b'"' + b"y" * 300_000 + b'"')])
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(60):
         await link.close()
     assert recorder.outcomes["lost"] == [1]
     os.close(reader)
@@ -338,10 +339,11 @@ async def test_half_a_line_of_the_link_before_is_ended(tmp_path: Path) -> None:
     link = await sink.connect(second, PayloadType.JSON)
     link.publish([row])
     read = bytearray()
-    while not second.count():
-        with contextlib.suppress(BlockingIOError):
-            read += os.read(reader, 65536)
-        await asyncio.sleep(0)
+    async with asyncio.timeout(60):
+        while not second.count():
+            with contextlib.suppress(BlockingIOError):
+                read += os.read(reader, 65536)
+            await asyncio.sleep(0)
     with contextlib.suppress(BlockingIOError):
         read += os.read(reader, 1_000_000)
     assert second.outcomes["acked"] == [1]

@@ -40,7 +40,8 @@ from relay.publisher import Publisher
 from relay.reader import Reader
 from relay.settler import Settler
 
-DEADLINE_S = 5.0
+DEADLINE_S = 30.0
+"""Of what takes a few turns of the loop: a machine may stand still."""
 INFO = OutboxInfo(PayloadType.JSON, is_direct=True, has_doorbell=True)
 EMPTY = Backlog(0, False, None, 0, 0, 0, 0, 0, 0)
 

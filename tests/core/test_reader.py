@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from typing import Any
 
@@ -93,8 +94,13 @@ async def test_a_relay_that_may_not_read_is_not_ready() -> None:
     reasons.remove("database")
     refused = DatabaseRefused("permission denied for table outbox")
     for _ in range(2):  # the sessions' next life too
+        reading = asyncio.get_running_loop().create_task(parts.reader.run())
+        while not reading.done():
+            # Or it waits for minutes, by the loop's own clock.
+            parts.engine.to_read.set()
+            await turns(1)
         with pytest.raises(DatabaseRefused):
-            await parts.reader.run()
+            await reading
     assert ("reading", refused.message) in reasons.reasons
     parts.outbox.answers["check"] = Check(0, [], 5000.0)
     await parts.reader._turn()

@@ -123,6 +123,24 @@ async def test_a_reconnect_counts_once_it_is_made() -> None:
         assert reconnects == {"database": 1, "broker": 1}
 
 
+async def test_what_is_in_flight_shows_in_messages_and_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(runner, "WATCH_INTERVAL_S", 0.1)
+    relay = RunningRelay(check=Check(2, [], 5000.0), settle=lambda settlement: Settled(done=settlement.sent))
+    metrics = relay.engine.metrics
+    async with relay_running(relay):
+        await eventually(lambda: len(relay.broker.links) == 1)
+        rows = [make_row(1, "a", size=1000), make_row(2, "b", size=30)]
+        await relay.started(*rows)
+        await eventually(lambda: metrics.in_flight_messages == 2)
+        assert metrics.in_flight_bytes == 1030
+        relay.link.ack(rows[0])
+        await eventually(lambda: metrics.in_flight_messages == 1)
+        assert metrics.in_flight_bytes == 30
+        relay.link.ack(rows[1])
+        await eventually(lambda: metrics.in_flight_messages == 0)
+        assert metrics.in_flight_bytes == 0
+
+
 async def test_a_database_that_stays_away_is_tried_less_and_less(monkeypatch: pytest.MonkeyPatch) -> None:
     """Never a storm: as the ladder has it (tests/core/test_ladder.py), also where each session is lost as soon as it is open."""
     relay = RunningRelay(check=Check(1, [], 5000.0), page=Page([], []))

@@ -277,6 +277,31 @@ async def test_a_renewal_that_is_refused_again_and_again_is_said_once(caplog: py
     assert [record.getMessage() for record in caplog.records] == ["renewal_refused"]
 
 
+async def test_leases_that_are_lost_together_are_counted_each_and_said_once(caplog: pytest.LogCaptureFixture) -> None:
+    """Another relay has 0 and 1 since: seen by a renewal; 2 is gone by the next settlement."""
+    caplog.set_level(logging.INFO, "tests.parts")
+    parts = Parts(renew=renewal({2: (1, 0)}))
+    parts.own(1)
+    parts.own(2)
+    rows = [make_row(1, "a"), make_row(2, "b", shard=1), make_row(3, "c", shard=2)]
+    parts.engine.admit(rows)
+    await parts.keeper._renew()
+    assert parts.engine.leases.shards == [2]
+    assert [row.state is State.FORGOTTEN for row in rows] == [True, True, False]
+    assert parts.engine.metrics.lease_lost == 2
+    await parts.keeper._renew()
+    assert parts.engine.metrics.lease_lost == 2
+    parts.turn()
+    parts.link.ack(rows[2])
+    async with parts.running(parts.settler.run()):
+        assert (await parts.settled()).fences == {2: 1}
+        parts.commit(lost={2})
+        await eventually(lambda: parts.engine.metrics.lease_lost == 3)
+    assert len(parts.engine.leases) == 0
+    said = [record.__dict__["fields"] for record in caplog.records if record.message == "leases_lost"]
+    assert said == [{"shards": 2, "seen": "renewal"}, {"shards": 1, "seen": "settlement"}]
+
+
 async def test_without_a_broker_for_some_leases_time_the_shards_go() -> None:
     parts = Parts(renew=renewal({0: (1, 0)}))
     parts.engine.broker_lost_at = parts.clock.now()

@@ -6,6 +6,8 @@ Reads the queue to its end (messages stay unacknowledged and return at the close
 
 from __future__ import annotations
 
+import math
+import time
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -73,25 +75,27 @@ async def drain(
     amqp_url: str, count: int, *, queue: str = "q", timeout_s: float = 20.0, is_all: bool = True
 ) -> list[AbstractIncomingMessage]:
     """Take messages off the queue: at least `count` distinct ones, then (`is_all`: nobody publishes any more) whatever
-    else is there."""
+    else is there. AssertionError once no new one has come for `timeout_s`, however many there are to come."""
     messages: list[AbstractIncomingMessage] = []
     ids: set[str] = set()
+    newest_at = time.monotonic()
 
     async def take(message: AbstractIncomingMessage) -> None:
         # Counted once its acknowledgement is written: any other goes back to the queue, and would be counted twice.
         await message.ack()
         messages.append(message)
-        ids.add(message.message_id or "")
+        if (message.message_id or "") not in ids:
+            ids.add(message.message_id or "")
+            nonlocal newest_at
+            newest_at = time.monotonic()
 
     async with await aio_pika.connect(amqp_url) as connection:
         channel = await connection.channel()
         await channel.set_qos(prefetch_count=1000)
         source = await channel.declare_queue(queue, passive=True)
         tag = await source.consume(take)
-        try:
-            await eventually(lambda: len(ids) >= count, timeout_s)
-        except AssertionError as error:
-            raise AssertionError(f"{len(ids)} of {count} ids came, in {len(messages)} messages") from error
+        await eventually(lambda: len(ids) >= count or time.monotonic() - newest_at > timeout_s, math.inf)
+        assert len(ids) >= count, f"{len(ids)} of {count} ids came, in {len(messages)} messages"
         await source.cancel(tag)
         while is_all and (message := await source.get(fail=False)) is not None:
             await take(message)
@@ -103,7 +107,7 @@ async def ledger(
     amqp_url: str,
     *,
     earlier: Sequence[str] = (),
-    timeout_s: float = 30.0,
+    timeout_s: float = 20.0,
 ) -> Ledger:
     """Committed rows and the queue's content; `earlier` are arrivals that were taken off before."""
     keys = await committed(database)

@@ -8,6 +8,7 @@ import json
 import secrets
 import signal
 from collections.abc import AsyncIterator, Mapping
+from typing import Any
 
 import aio_pika
 import asyncpg
@@ -140,30 +141,26 @@ async def test_interrupted_once_more_it_says_what_is_left(
 
 @pytest.mark.parametrize("kind", ["classic", "quorum"])
 async def test_the_queue_stays_while_it_is_filled_and_drained(
-    kind: str, settings: Mapping[str, str], monkeypatch: pytest.MonkeyPatch
+    kind: str, settings: Mapping[str, str], rabbit_server: RabbitServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A backlog of more than an hour lost its queue and its exchange midway: to publish is no use of a queue."""
-    monkeypatch.setattr(ground, "QUEUE_EXPIRES_MS", 1_000)
+    expires_ms = 6_000
+    monkeypatch.setattr(ground, "QUEUE_EXPIRES_MS", expires_ms)
     config, _ = load(settings, needs=needed_by("bench"), uses=used_by("bench"))
     async with await aio_pika.connect(settings["RELAY_AMQP_URL"]) as broker:
         channel = await broker.channel()
-
-        async def is_there(name: str) -> bool:
-            try:
-                async with await aio_pika.connect(settings["RELAY_AMQP_URL"]) as asking:
-                    await (await asking.channel()).declare_queue(name, passive=True)
-            except aio_pika.exceptions.ChannelNotFoundEntity:
-                return False
-            return True
-
         async with ground.prepared(config, kind) as made, made.kept():
-            await channel.declare_queue("beside", durable=True, arguments={"x-queue-type": kind, "x-expires": 1_000})
+            arguments: dict[str, Any] = {"x-queue-type": kind, "x-expires": expires_ms}
+            await channel.declare_queue("used_by_nobody", durable=True, arguments=arguments)
+
+            async def names() -> str:
+                return await asyncio.to_thread(broker_names, rabbit_server)
 
             async def has_expired() -> bool:
-                return not await is_there("beside")
+                return "used_by_nobody" not in await names()
 
-            await eventually(has_expired, 30.0, interval_s=2.0)
-            assert await is_there(made.queue)
+            await eventually(has_expired, 60.0, interval_s=0.5)
+            assert made.queue in await names()
 
 
 async def test_the_backlog_has_the_keys_that_were_asked_for(settings: Mapping[str, str]) -> None:

@@ -22,7 +22,7 @@ from relay.http import Heartbeat, HttpServer, Readiness
 from relay.metrics import Metrics
 from relay.servers import LOOPBACK, free_port
 from relay.values import ListenAddress
-from tests.conftest import eventually
+from tests.conftest import eventually, is_alive
 from tests.e2e.conftest import COMMAND, command, environment
 
 EVENTS = (Event("a1", "a", 1), Event("a2", "a", 2), Event("b1", "b", 1))
@@ -130,14 +130,14 @@ async def test_interrupt_cleans_everything_up(open_directory: Path, number: sign
         start_new_session=True,
     )
     # Up: the relay's log is there, and so are both servers.
-    await eventually(lambda: list(open_directory.glob("relay-demo-*/relay.log")), 40)
+    await eventually(lambda: list(open_directory.glob("relay-demo-*/relay.log")), 60)
     children = _descendants(process.pid)
     assert children
     process.send_signal(number)
     output, _ = await process.communicate()
     assert process.returncode == 1
     assert b"Traceback" not in output
-    await eventually(lambda: not [pid for pid in children if Path(f"/proc/{pid}").exists()], 10)
+    await eventually(lambda: not [pid for pid in children if is_alive(pid)], 30)
     assert os.listdir(open_directory) == []
 
 

@@ -93,8 +93,8 @@ async def test_an_old_row_is_not_tried_again(site: Site, relays: int) -> None:
 @ONE_OR_TWO
 async def test_a_deadline_that_passes_on_the_ladder_ends_it(site: Site, relays: int) -> None:
     """`expired` holds nobody, though the row held its key while it was deferred."""
-    await start(site, relays, retry_delays=LADDER)
-    expires_at = await site.database.fetchval("SELECT clock_timestamp() + interval '4 s'")
+    await start(site, relays, retry_delays=",".join(["500ms"] * 32))
+    expires_at = await site.database.fetchval("SELECT clock_timestamp() + interval '6 s'")
     good = await insert_among(site, [{**LOST, "expires_at": expires_at}, BEHIND])
     await until_state(site, "behind", "held")
     failure, attempts = await parked(site, "lost")
@@ -138,16 +138,20 @@ async def test_a_rows_own_mandatory_wins_over_the_setting(site: Site, relays: in
 async def test_a_scheduled_row_holds_nobody_and_goes_when_it_is_due(site: Site, relays: int) -> None:
     """Its key's later rows do not wait for it; what comes before it does hold it."""
     await start(site, relays, retry_delays=LADDER)
-    due = await site.database.fetchval("SELECT clock_timestamp() + interval '4 s'")
+    now = await site.database.fetchval("SELECT clock_timestamp()")
     rows = [
-        {"id": "later", "key": "s", "available_at": due},
+        {"id": "much later", "key": "s", "available_at": now + timedelta(hours=1)},
         {"id": "now", "key": "s"},
         LOST,
-        {**BEHIND, "id": "later too", "available_at": due},
+        {**BEHIND, "id": "later too", "available_at": now + timedelta(seconds=3)},
     ]
     good = await insert_among(site, rows)
     assert (await arrived(site, good, others=1)).keys() == {"now"}
+    await until_state(site, "much later", "scheduled")
+    now = await site.database.fetchval("SELECT clock_timestamp()")
+    await site.insert("later", key="s", available_at=now + timedelta(seconds=3))
     await until_state(site, "later", "sent")
     assert await site.database.fetchval("SELECT sent_at >= available_at FROM outbox WHERE id = 'later'")
     assert await arrivals(site, 1) == ["later"]
     await until_state(site, "later too", "held")
+    await until_state(site, "much later", "scheduled")

@@ -78,6 +78,15 @@ async def test_a_scrape_holds_what_the_contract_names(site: Site) -> None:
     assert numbers['relay_published_total{outcome="returned"}'] == 1
     assert numbers['relay_rows_deferred_total{reason="unroutable"}'] == 1
     assert numbers["relay_rows_sent_total"] == 50
+    # Positive confirms; each of these rows at its first attempt, the deferred one will be observed when it is sent or parked.
+    assert numbers["relay_confirm_seconds_count"] == numbers["relay_delivery_seconds_count"] == 50
+    assert numbers["relay_publish_attempts_count"] == numbers["relay_publish_attempts_sum"] == 50
+    assert numbers["relay_rows_read_total"] >= 52
+    # 52 rows are read and settled in one transaction each at the most.
+    assert 1 <= numbers["relay_settle_seconds_count"] <= 52
+    for name in ("confirm_seconds", "claim_seconds", "settle_seconds"):
+        assert numbers[f"relay_{name}_count"] >= 1, name
+        assert 0 < numbers[f"relay_{name}_sum"] < 600, name
     assert numbers["relay_backlog_rows"] == 2
     assert numbers["relay_newest_seq"] == 52
     assert numbers["relay_oldest_pending_age_seconds"] >= 0

@@ -116,18 +116,18 @@ async def test_many_keys_through_parking_and_redrive(site: Site, relays: int) ->
 @ONE_OR_TWO
 async def test_a_large_redrive_costs_no_lease(site: Site, relays: int) -> None:
     """L2: an operator locks the shards that the relays renew, again and again, and must leave them room."""
-    await site.insert_many(5000, 50)
+    await site.insert_many(15_000, 50)
     await site.database.execute(
         "UPDATE outbox SET aside = 'parked', holds = true, parked_at = now(), failure_class = 'unroutable'"
     )
-    daemons = [await site.start(name=f"r{n}", lease="1s").ready() for n in range(relays)]
-    await eventually(lambda: all(d.metric("relay_shards_owned") == 64 / relays for d in daemons))
+    daemons = [await site.start(name=f"r{n}", lease="3s").ready() for n in range(relays)]
+    await eventually(lambda: all(d.metric("relay_shards_owned") == 64 / relays for d in daemons), 30)
     # Without settlements that take turns with it.
     assert (await relay(site, "pause")).returncode == 0
     for daemon in daemons:
         await daemon.not_ready("paused")
     epochs = await site.database.fetch("SELECT shard, epoch, owner FROM outbox_shard ORDER BY shard")
-    assert (await document(site, "parked", "redrive", "--all"))["done"] == 5000
+    assert (await document(site, "parked", "redrive", "--all"))["done"] == 15_000
     assert await site.database.fetch("SELECT shard, epoch, owner FROM outbox_shard ORDER BY shard") == epochs
     assert [daemon.metric("relay_lease_lost_total") for daemon in daemons] == [0] * relays
 

@@ -20,10 +20,13 @@ async def stage(
     rabbit_server: RabbitServer,
     postgres_server: PostgresServer,
     record_property: Callable[[str, object], None],
+    pytestconfig: pytest.Config,
 ) -> AsyncIterator[Stage]:
     async with contextlib.AsyncExitStack() as stack:
         load = await stack.enter_async_context(Load(site.database_url))
         here = Stage(site, load, rabbit_server, postgres_server, record_property, stack)
+        # As `make test` has it; `make test-long` and `make faults` choose otherwise.
+        here.is_short = pytestconfig.getoption("markexpr") == "not long"
         try:
             yield here
         finally:

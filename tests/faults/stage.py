@@ -27,9 +27,16 @@ IN_FLIGHT: Final = 200
 """`RELAY_MAX_IN_FLIGHT` of every relay here: what one fault may repeat per relay (G4)."""
 
 LEASE_S: Final = 2.0
+CALM: Final = "15s"
+"""A lease where no takeover is under test: a relay that stands still for two seconds on a busy machine loses its shards by
+right, and what it had in flight comes twice."""
+
 BACK_S: Final = 15.0
 """Documented in docs/guarantees.md (G10): reconnects back off to 5 s, a lease is 5 s at its default, and then
-there is a backlog to drain. A test that waits longer fails."""
+there is a backlog to drain. A test that waits longer fails, in the long form, which has the machine to itself."""
+
+PATIENCE_S: Final = 60.0
+"""For what has no documented bound, and for all of the short form: on a busy machine only what hangs takes longer."""
 
 LINES_A_LIFE: Final = 8
 """Start, two connections, stop: what a relay logs without any fault."""
@@ -93,6 +100,8 @@ class Stage:
     change_database_url: Callable[[str], str] = str
     lives: int = 0
     back_s: float = 0.0
+    is_short: bool = False
+    """The form that runs on any machine, beside anything: no documented time is judged."""
     earlier: list[str] = field(default_factory=list)
     """Ids that were taken off the queue before the end."""
 
@@ -120,30 +129,32 @@ class Stage:
         for number in range(relays):
             self.start(await self.post(f"relay-{number + 1}", **settings))
         for post in self.posts:
-            await post.relay.ready(30)
+            await post.relay.ready(PATIENCE_S)
         for post in self.posts:
             await self.works(post, shards=64 // relays)
         return self.posts
 
     async def works(self, post: Post, *, shards: int) -> None:
         """It owns that many shards, and its rows arrive."""
-        await eventually(lambda: post.relay.metric("relay_shards_owned") == shards, 30, interval_s=0.05)
+        await eventually(lambda: post.relay.metric("relay_shards_owned") == shards, PATIENCE_S, interval_s=0.05)
         await self.sends(post)
 
     async def sends(self, post: Post, rows: int = 50) -> None:
         """It has settled so many rows from now on."""
         before = post.relay.metric("relay_rows_sent_total")
-        await eventually(lambda: post.relay.metric("relay_rows_sent_total") >= before + rows, 30, interval_s=0.05)
+        await eventually(
+            lambda: post.relay.metric("relay_rows_sent_total") >= before + rows, PATIENCE_S, interval_s=0.05
+        )
 
-    async def until_metric(self, post: Post, name: str, value: float, timeout_s: float = 30.0) -> None:
+    async def until_metric(self, post: Post, name: str, value: float, timeout_s: float = PATIENCE_S) -> None:
         await eventually(lambda: post.relay.metric(name) >= value, timeout_s, interval_s=0.05)
 
-    async def logged(self, post: Post, event: str, timeout_s: float = 30.0) -> None:
+    async def logged(self, post: Post, event: str, timeout_s: float = PATIENCE_S) -> None:
         await eventually(lambda: any(each["event"] == event for each in post.relay.events()), timeout_s)
 
     async def back(self, *, within_s: float = BACK_S) -> float:
         """The fault has ended: wait until everything committed so far is sent. Seconds; AssertionError after
-        `within_s`."""
+        `within_s`, in the short form after a minute at the least."""
         began = time.monotonic()
         if self.site.database.is_closed():
             await self.site.reconnect()
@@ -154,18 +165,21 @@ class Stage:
             return not await self.site.database.fetchval(f"SELECT EXISTS (SELECT {owed})")
 
         try:
-            await eventually(is_back, within_s, interval_s=0.05)
+            await eventually(is_back, self._bound_s(within_s), interval_s=0.05)
         except AssertionError as error:
             left = await self.site.database.fetch(f"SELECT seq, id, aside, attempts {owed} ORDER BY seq LIMIT 5")
             raise AssertionError(f"{error}; left {left}; logs {self.logs()}") from error
         self.back_s = time.monotonic() - began
         return self.back_s
 
+    def _bound_s(self, within_s: float) -> float:
+        return max(within_s, PATIENCE_S) if self.is_short else within_s
+
     async def take_off(self) -> None:
         """Take what is marked off the queue already: a test of many rows has them not all in hand at its end."""
         marked = await self.site.database.fetchval("SELECT count(*) FROM outbox WHERE sent_at IS NOT NULL")
         missing = int(marked) - len(set(self.earlier))
-        found = await drain(self.site.amqp_url, missing, timeout_s=120, is_all=False)
+        found = await drain(self.site.amqp_url, missing, is_all=False)
         self.earlier += [message.message_id or "" for message in found]
 
     def logs(self) -> list[str]:
@@ -189,13 +203,12 @@ class Stage:
         await self.load.stop()
         if self.site.database.is_closed():
             await self.site.reconnect()
-        await self.site.all_sent(60)
+        await self.site.all_sent(2 * PATIENCE_S)
         reconnects = sum(int(post.relay.metric("relay_reconnects_total")) for post in self.posts)
         for post in self.posts:
             assert await post.relay.stop() == 0, post.relay.text()
         attempts = int(await self.site.database.fetchval("SELECT coalesce(max(attempts), 0) FROM outbox"))
-        # A message at a time from a quorum queue: some hundred a second on a busy machine.
-        found = await ledger(self.site.database, self.site.amqp_url, earlier=self.earlier, timeout_s=240)
+        found = await ledger(self.site.database, self.site.amqp_url, earlier=self.earlier)
         finding = Finding(
             fault=fault,
             relays=len(self.posts),
@@ -205,7 +218,7 @@ class Stage:
             copies=found.duplicates,
             copies_max=copies_max,
             back_s=self.back_s,
-            back_s_max=within_s,
+            back_s_max=self._bound_s(within_s),
             attempts=attempts,
             log_lines=sum(len(daemon.events()) for daemon in self.site.daemons),
             reconnects=reconnects,

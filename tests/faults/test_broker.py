@@ -14,7 +14,7 @@ import pytest
 from relay.servers import RabbitServer
 from tests.e2e.conftest import LADDER, QUEUE
 from tests.e2e.ledger import drain
-from tests.faults.stage import IN_FLIGHT, Stage
+from tests.faults.stage import CALM, IN_FLIGHT, Stage
 
 RELAYS: Final = pytest.mark.parametrize("relays", [pytest.param(1, marks=pytest.mark.long), 2])
 LONG_RELAYS: Final = pytest.mark.parametrize("relays", [1, 2])
@@ -52,7 +52,7 @@ async def test_broker_restarted(stage: Stage, relays: int) -> None:
 @LONG_RELAYS
 async def test_broker_frozen_for_a_while(stage: Stage, relays: int) -> None:
     """Shorter than what the heartbeat allows: nothing is given up, nothing is repeated."""
-    await stage.up(relays)
+    await stage.up(relays, lease=CALM)
     stage.rabbit.freeze()
     try:
         await stage.until_metric(stage.posts[0], "relay_in_flight_messages", 1)
@@ -82,7 +82,7 @@ async def test_broker_frozen_until_given_up(stage: Stage, relays: int) -> None:
 
 @RELAYS
 async def test_memory_alarm(stage: Stage, relays: int) -> None:
-    await stage.up(relays)
+    await stage.up(relays, lease=CALM)
     await asyncio.to_thread(stage.rabbit.memory_alarm, True)
     try:
         for post in stage.posts:
@@ -97,7 +97,7 @@ async def test_memory_alarm(stage: Stage, relays: int) -> None:
 @pytest.mark.long
 @LONG_RELAYS
 async def test_disk_alarm(stage: Stage, relays: int) -> None:
-    await stage.up(relays)
+    await stage.up(relays, lease=CALM)
     await asyncio.to_thread(stage.rabbit.disk_alarm, True)
     try:
         for post in stage.posts:
@@ -119,7 +119,7 @@ async def channel(stage: Stage) -> AsyncIterator[aio_pika.abc.AbstractChannel]:
 @LONG_RELAYS
 async def test_queue_deleted(stage: Stage, relays: int) -> None:
     """Nobody is subscribed for a while: rows climb the ladder, as the documentation says, and keep their order."""
-    await stage.up(relays, retry_delays=LADDER)
+    await stage.up(relays, retry_delays=LADDER, lease=CALM)
     await stage.load.pause()
     await stage.site.all_sent()
     stage.earlier += [message.message_id or "" for message in await drain(stage.site.amqp_url, 1)]

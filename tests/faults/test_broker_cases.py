@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import signal
-import time
+import threading
+from collections.abc import Iterator
 from typing import Final
 
 import aio_pika
@@ -13,7 +15,7 @@ import pytest
 from bench.procfs import run_time_s
 from tests.e2e.conftest import LADDER, QUEUE, Daemon, Site
 from tests.e2e.ledger import ledger
-from tests.faults.stage import IN_FLIGHT, Stage
+from tests.faults.stage import CALM, IN_FLIGHT, Stage
 from tests.faults.test_broker import passed
 from tests.proxy import Proxy
 
@@ -23,7 +25,7 @@ LONG: Final = pytest.mark.long
 @pytest.mark.parametrize("seconds", [pytest.param(4.0, id="short"), pytest.param(180.0, id="as-written", marks=LONG)])
 async def test_case_08_broker_frozen(stage: Stage, seconds: float) -> None:
     """Gauges climb, nothing is given up that the heartbeat does not give up, and the backlog drains in time."""
-    posts = await stage.up(2)
+    posts = await stage.up(2, lease=CALM)
     stage.rabbit.freeze()
     try:
         for post in posts:
@@ -99,19 +101,18 @@ async def test_case_11_the_first_of_two_urls_dies(site: Site, how: str) -> None:
             first.reset()
         else:
             first.half_open()
-        began = time.monotonic()
         await site.insert_many(500, 10, prefix="b")
-        await site.all_sent(30)
-        assert time.monotonic() - began < (10 if how == "refuses" else 30)
+        await site.all_sent(60)
+        assert first.accepted <= 2, "one more try there at the most"
         assert second.accepted >= 1
         await daemon.ready()
         (await ledger(site.database, site.amqp_url)).assert_complete(duplicates_max=100)
 
 
-async def _livez_s(daemon: Daemon) -> float:
+def _livez_s(daemon: Daemon) -> float:
     """Seconds of the relay's own CPU until it answered: what it does before it gets to a probe, on whatever machine."""
     began_s = run_time_s(daemon.process.pid)
-    status, _ = await asyncio.to_thread(daemon.get, "/livez")
+    status, _ = daemon.get("/livez")
     assert status == 200
     return run_time_s(daemon.process.pid) - began_s
 
@@ -129,36 +130,33 @@ async def test_case_41_large_rows_on_a_fifth_of_a_cpu(site: Site, rows: int) -> 
         rows,
     )
     daemon = await site.start(amqp_url=f"{site.amqp_url}?heartbeat=5").ready()
-    async with _Throttled(daemon):
-        slowest_s = 0.0
-        while await site.unsent():
-            slowest_s = max(slowest_s, await _livez_s(daemon))
-            assert daemon.process.poll() is None
-        assert slowest_s < 0.2, f"/livez took {slowest_s:.3f} s of CPU"
+    slowest_s = 0.0
+    with _throttled(daemon):
+        async with asyncio.timeout(120 + 3 * rows):
+            while await site.unsent():
+                slowest_s = max(slowest_s, await asyncio.to_thread(_livez_s, daemon))
+                assert daemon.process.poll() is None
+    assert slowest_s < 0.2, f"/livez took {slowest_s:.3f} s of CPU"
     assert daemon.metric("relay_reconnects_total") == 0, daemon.text()
     assert await site.database.fetchval("SELECT count(*) FROM outbox WHERE sent_at IS NOT NULL") == rows
 
 
-class _Throttled:
-    """A process stopped for 80 ms of each 100 ms, by signals."""
+@contextlib.contextmanager
+def _throttled(daemon: Daemon) -> Iterator[None]:
+    """A process stopped for 80 ms of each 100 ms, by signals; by a thread, which waits for nothing of the test's."""
+    is_over = threading.Event()
 
-    def __init__(self, daemon: Daemon) -> None:
-        self._daemon = daemon
-        self._task: asyncio.Task[None] | None = None
+    def throttle() -> None:
+        while not is_over.is_set():
+            daemon.signal(signal.SIGSTOP)
+            is_over.wait(0.08)
+            daemon.signal(signal.SIGCONT)
+            is_over.wait(0.02)
 
-    async def __aenter__(self) -> _Throttled:
-        self._task = asyncio.get_running_loop().create_task(self._run())
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        assert self._task is not None
-        self._task.cancel()
-        await asyncio.gather(self._task, return_exceptions=True)
-        self._daemon.signal(signal.SIGCONT)
-
-    async def _run(self) -> None:
-        while True:
-            self._daemon.signal(signal.SIGSTOP)
-            await asyncio.sleep(0.08)
-            self._daemon.signal(signal.SIGCONT)
-            await asyncio.sleep(0.02)
+    thread = threading.Thread(target=throttle)
+    thread.start()
+    try:
+        yield
+    finally:
+        is_over.set()
+        thread.join()

@@ -9,7 +9,7 @@ from typing import Final
 import asyncpg
 import pytest
 
-from tests.faults.stage import IN_FLIGHT, Stage
+from tests.faults.stage import CALM, IN_FLIGHT, PATIENCE_S, Stage
 from tests.faults.test_broker import LONG_RELAYS, OUTAGE_S, RELAYS, passed
 from tests.pooler import IS_INSTALLED, Pooler
 
@@ -57,7 +57,7 @@ async def test_postgres_frozen(stage: Stage, relays: int) -> None:
 @LONG_RELAYS
 async def test_database_read_only_for_a_minute(stage: Stage, relays: int) -> None:
     """Writers are refused; the relays ask for READ WRITE and work on. A standby is the other kind (case 28)."""
-    await stage.up(relays)
+    await stage.up(relays, lease=CALM)
     await asyncio.to_thread(stage.postgres.sql, "ALTER SYSTEM SET default_transaction_read_only = on")
     await asyncio.to_thread(stage.postgres.sql, "SELECT pg_reload_conf()")
     try:
@@ -95,11 +95,11 @@ async def test_case_20_alter_table_under_load(stage: Stage, relays: int, times: 
     for number in range(times):
         for statement in (f"ADD COLUMN note_{number} int DEFAULT {number}", f"DROP COLUMN note_{number}"):
             began = time.monotonic()
-            await stage.site.database.execute(f"ALTER TABLE outbox {statement}")
+            await stage.site.database.execute(f"ALTER TABLE outbox {statement}", timeout=PATIENCE_S)
             slowest_s = max(slowest_s, time.monotonic() - began)
             for post in stage.posts:
                 await stage.sends(post)
-    assert slowest_s < ALTER_S_MAX
+    assert stage.is_short or slowest_s < ALTER_S_MAX
     await stage.back()
     # A cached plan or row type may end a session (R5): what was in flight then comes again.
     alters = 2 * times
@@ -137,7 +137,7 @@ async def test_case_25_nobody_waits_in_a_transaction(
     """The broker is frozen, and the server ends idle transactions: nobody has one, and the application may lock."""
     name = await stage.site.database.fetchval("SELECT quote_ident(current_database())")
     await stage.site.database.execute(f"ALTER DATABASE {name} SET idle_in_transaction_session_timeout = {timeout_ms}")
-    await stage.up(relays)
+    await stage.up(relays, lease=CALM)
     stage.rabbit.freeze()
     try:
         await stage.until_metric(stage.posts[0], "relay_in_flight_messages", 1)
@@ -146,10 +146,11 @@ async def test_case_25_nobody_waits_in_a_transaction(
             await passed(0.2)
             assert await stage.site.database.fetchval(
                 "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database()"
-                " AND state LIKE 'idle in transaction%' AND state_change < now() - interval '500 ms'"
+                " AND state LIKE 'idle in transaction%' AND state_change < now() - $1 * interval '1 s'",
+                seconds / 2,
             ) == 0  # fmt: skip
         application = await asyncpg.connect(stage.site.database_url)
-        await application.execute("SET lock_timeout = '1s'")
+        await application.execute("SET lock_timeout = '10s'")
         await application.execute("SELECT count(*) FROM (SELECT FROM outbox WHERE sent_at IS NULL FOR UPDATE) _")
         await application.close()
     finally:

@@ -88,7 +88,9 @@ async def test_workers_together_never_have_two_of_one_key(inbox: Site) -> None:
         finally:
             await connection.close(timeout=5)
 
-    await asyncio.gather(*(work() for _ in range(4)))
+    async with asyncio.timeout(60), asyncio.TaskGroup() as group:
+        for _ in range(4):
+            group.create_task(work())
     for key in range(5):
         found = await inbox.database.fetch("SELECT number FROM applied WHERE key = $1 ORDER BY seq", str(key))
         assert [row["number"] for row in found] == list(range(20))

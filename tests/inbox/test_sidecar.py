@@ -536,10 +536,22 @@ async def test_wrong_settings_are_named(settings: dict[str, str]) -> None:
 
 
 async def test_a_second_signal_ends_it_at_once(inbox: Site, sidecars: Any) -> None:
-    sidecar: Sidecar = await sidecars().ready()
-    sidecar.signal(signal.SIGTERM)
-    sidecar.signal(signal.SIGTERM)
-    assert await sidecar.exit() in (0, 4)
+    """With a batch in hand that cannot be written, and an hour to wait for it."""
+    sidecar: Sidecar = await sidecars(shutdown_grace="1h").ready()
+    async with inbox.database.transaction():
+        await inbox.database.execute("LOCK TABLE inbox IN ACCESS EXCLUSIVE MODE")
+        await inbox.publish("m1")
+        await eventually(lambda: sidecar.metric("relay_inbox_busy_workers") > 0, 20)
+        sidecar.signal(signal.SIGTERM)
+        await eventually(lambda: '"stopping"' in sidecar.text(), 20)
+        assert sidecar.process.poll() is None
+        sidecar.signal(signal.SIGTERM)
+        assert await sidecar.exit() == 4
+    assert sidecar.events()[-1]["event"] == "second_signal"
+    assert "Traceback" not in sidecar.text()
+    second: Sidecar = await sidecars().ready()
+    await _has_written(second)
+    assert await rows(inbox) == ["m1"]
 
 
 async def test_old_rows_go_and_unfinished_ones_stay(inbox: Site, sidecars: Any) -> None:

@@ -173,7 +173,7 @@ async def test_redrive_rings(database: asyncpg.Connection, settings: Config) -> 
     await insert(database, "a")
     await set_aside(database, 1)
     await parked.act(settings, Action.REDRIVE, ALL)
-    await asyncio.wait_for(rung.wait(), 5)
+    await asyncio.wait_for(rung.wait(), 30)
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 from collections.abc import Callable
 
@@ -9,10 +10,13 @@ import asyncpg
 import pytest
 
 from relay import migrate, sessions
+from relay.errors import DatabaseUnavailable
 from relay.servers import PostgresServer
-from relay.sessions import Group
+from relay.sessions import Group, Sessions
+from relay.urls import DatabaseTarget
 from tests.conftest import eventually
 from tests.integration.relay import Relay, insert, states
+from tests.proxy import Proxy, Side, Trap
 
 
 async def until(connection: asyncpg.Connection, count: int) -> None:
@@ -100,3 +104,47 @@ async def test_a_settlers_session_on_another_server_is_none(
     rows = await relay.read()
     assert (await relay.settle(relay.settlement(sent=rows))).done == rows
     await until(database, 2)
+
+
+# ---------------------------------------------------------------- where the sessions lead
+
+
+async def test_sessions_on_two_servers_are_none(database: asyncpg.Connection, database_url: str) -> None:
+    """A fail-over while they are opened: what the keeper claims in one server's table the reader would read in another's."""
+    name = database_url.rpartition("/")[2]
+    with await asyncio.to_thread(lambda: PostgresServer.start(durable=False)) as other:
+        other.create_database(name)
+        async with Proxy(database_url) as proxy:
+            proxy.trap(
+                Trap(
+                    Side.CLIENT,
+                    b"pg_backend_pid",
+                    lambda: proxy.lead_to(other.port),
+                    session=b"outbox-relay keeper",
+                    is_passed=True,
+                )
+            )
+            opened = Sessions(5.0, settle_commit=True)
+            with pytest.raises(DatabaseUnavailable, match="led to different PostgreSQL servers"):
+                await opened.open(lambda: DatabaseTarget(proxy.url, "test"), "a")
+            assert proxy.accepted == len(Group)
+            await until(database, 0)
+            # The next try finds all three at the new place.
+            await opened.open(lambda: DatabaseTarget(proxy.url, "test"), "a")
+            await opened.close()
+
+
+async def test_a_standby_is_none_of_ours(database: asyncpg.Connection, database_url: str) -> None:
+    """It would refuse every write only when one comes. (A real one: case 28, in the long form.)"""
+    name = await database.fetchval("SELECT quote_ident(current_database())")
+    await database.execute(
+        "CREATE FUNCTION public.pg_is_in_recovery() RETURNS bool LANGUAGE sql AS 'SELECT true';"
+        f" ALTER DATABASE {name} SET search_path = public, pg_catalog"
+    )
+    opened = Sessions(5.0, settle_commit=True)
+    with pytest.raises(DatabaseUnavailable, match="is a standby"):
+        await opened.open(lambda: DatabaseTarget(database_url, "test"), "a")
+    await until(database, 0)
+    await database.execute("DROP FUNCTION public.pg_is_in_recovery()")
+    await opened.open(lambda: DatabaseTarget(database_url, "test"), "a")
+    await opened.close()

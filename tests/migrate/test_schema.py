@@ -195,7 +195,7 @@ async def test_an_insert_rings_only_while_a_relay_sleeps(database: asyncpg.Conne
         await database.execute(ARTICLE)
         assert await sleeper.fetchval("SELECT outbox_bell_wait(2000)")
         await database.execute("INSERT INTO outbox (event_type) VALUES ('e')")
-        assert await asyncio.wait_for(rings.get(), 5) == ""
+        assert await asyncio.wait_for(rings.get(), 30) == ""
         assert rings.empty()
         await sleeper.fetchval("SELECT pg_advisory_unlock($1::int, $2::int)", *schema.bell)
         transaction = database.transaction()
@@ -204,7 +204,7 @@ async def test_an_insert_rings_only_while_a_relay_sleeps(database: asyncpg.Conne
         assert not await sleeper.fetchval("SELECT outbox_bell_wait(50)")
         await transaction.commit()
         await database.execute(f"NOTIFY {schema.bell_channel}, 'last'")
-        assert await asyncio.wait_for(rings.get(), 5) == "last"
+        assert await asyncio.wait_for(rings.get(), 30) == "last"
     finally:
         await sleeper.close()
         await listener.close()

@@ -122,7 +122,8 @@ async def case_a_release_leaves_a_shard_that_somebody_has_locked(table: Table) -
     epochs = {shard: each.epoch for shard, each in (await claim_all(outbox)).items()}
     locked, free = sorted(epochs)[:2]
     unlock = await table.lock_shard(locked)
-    async with asyncio.timeout(1.0):
+    # PostgreSQL's lock_timeout would refuse it after a second.
+    async with asyncio.timeout(30.0):
         left = await outbox.release({shard: Held(epochs[shard], None) for shard in (locked, free)})
     assert left == {locked}
     assert locked in (await outbox.renew({locked: Held(epochs[locked], None)}, available=True)).mine
