@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import itertools
 import re
+import shutil
 import subprocess
 import sys
 import tarfile
@@ -32,9 +33,9 @@ MAY_READ_THE_ENVIRONMENT = {
 
 
 def tracked_files() -> list[Path]:
-    """What git tracks, but for binary files; a test that needs it is skipped in an unpacked sdist."""
-    if not (ROOT / ".git").exists():
-        pytest.skip("not a git checkout")
+    """What git tracks, but for binary files; a test that needs it is skipped in an unpacked sdist, and without git."""
+    if not (ROOT / ".git").exists() or shutil.which("git") is None:
+        pytest.skip("not a git checkout, or no git")
     listing = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, check=True).stdout
     paths = (ROOT / name for name in listing.decode().split("\0") if name)
     return [path for path in paths if path.is_file() and b"\0" not in path.read_bytes()]
