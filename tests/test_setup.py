@@ -71,7 +71,7 @@ def test_the_version_here_is_told() -> None:
         is_here = True
     except ServersUnavailable:
         is_here = False
-    script = f"source {SETUP}; rabbitmq_version; old_servers"
+    script = f"source {SETUP}; rabbitmq_version || true; old_servers"
     done = subprocess.run(["bash", "-c", script], capture_output=True, text=True, timeout=30, check=False)
     assert (done.returncode, done.stdout.count(".") >= 1, "old" in done.stdout) == (0, is_here, False), done
 
