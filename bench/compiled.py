@@ -23,32 +23,51 @@ TIMEOUT_S: Final = 600.0
 SOURCES: Final = ("relay/**/*.py", "sql/**/*.sql", ".ci/hatch_build.py", "pyproject.toml", "constraints.txt")
 
 
+_held: list[int] = []
+"""Open folders of trees that this process uses, each locked until it ends."""
+
+
 def compiled_tree() -> Path:
-    """A folder with the compiled package and nothing else, the unpacked wheel. Raises Unavailable where it cannot be made."""
+    """A folder with the compiled package and nothing else, the unpacked wheel: there as long as this process is.
+
+    Raises Unavailable where it cannot be made.
+    """
     digest = hashlib.sha256(sys.version.encode())
     for path in sorted(path for pattern in SOURCES for path in ROOT.glob(pattern)):
         digest.update(str(path.relative_to(ROOT)).encode() + b"\0" + path.read_bytes())
     tree = KEPT / digest.hexdigest()[:16]
-    if not tree.exists():
-        KEPT.mkdir(exist_ok=True)
-        with open(KEPT / "lock", "w") as lock:
-            # Whoever else wants it waits: making it takes a core for a minute.
-            fcntl.flock(lock, fcntl.LOCK_EX)
-            if not tree.exists():
-                _make(tree)
+    KEPT.mkdir(exist_ok=True)
+    with open(KEPT / "lock", "w") as lock:
+        # Whoever else wants one waits: making it takes a core for a minute.
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not tree.exists():
+            _make(tree)
+        _held.append(os.open(tree, os.O_RDONLY))
+        fcntl.flock(_held[-1], fcntl.LOCK_SH)
     return tree
 
 
 def _make(tree: Path) -> None:
-    """In place of those of other states of the sources."""
+    """In place of those of other states of the sources that nobody uses."""
     for other in KEPT.iterdir():
-        if other.is_dir():
+        if other.is_dir() and not _is_held(other):
             shutil.rmtree(other, ignore_errors=True)
     with tempfile.TemporaryDirectory(dir=KEPT, prefix="making-") as directory:
         made = Path(directory, "tree")
         with zipfile.ZipFile(_wheel(Path(directory))) as archive:
             archive.extractall(made)
         made.rename(tree)
+
+
+def _is_held(tree: Path) -> bool:
+    folder = os.open(tree, os.O_RDONLY)
+    try:
+        fcntl.flock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    finally:
+        os.close(folder)
+    return False
 
 
 def _wheel(directory: Path) -> Path:
@@ -75,3 +94,8 @@ def _wheel(directory: Path) -> Path:
 def environment(tree: Path) -> dict[str, str]:
     """With these variables Python takes `relay` from the tree, whatever the working directory, and all else from here."""
     return {"PYTHONSAFEPATH": "1", "PYTHONPATH": f"{tree}{os.pathsep}{ROOT}"}
+
+
+def build_in_use() -> str:
+    """Of the relay in programs that are started with this process's environment: `compiled` or `pure`."""
+    return "compiled" if str(KEPT) in os.environ.get("PYTHONPATH", "") else "pure"

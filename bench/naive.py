@@ -5,7 +5,8 @@
 reads `RELAY_DATABASE_URL` and `RELAY_AMQP_URL`, publishes the first ROWS rows by `seq` and ends with one JSON line. In one
 transaction a batch: SELECT … FOR UPDATE SKIP LOCKED, aio-pika's `publish` for each row, awaited one by one (`one`) or
 together (`gathered`), UPDATE, COMMIT. A return or a nack raises, and the batch rolls back. It keeps one transaction open
-across the broker, knows no ladder, and several of them keep no order: what it leaves out is what the relay is for.
+across the broker, knows no ladder, and several of them keep no order: what it leaves out is what the relay is for. It runs on
+uvloop, as the relay does.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from datetime import UTC
 
 import aio_pika
 import asyncpg
+import uvloop
 
 from bench.rig import EXCHANGE
 
@@ -33,8 +35,9 @@ INDEX = "create index if not exists outbox_naive on outbox (seq) where sent_at i
 """What its author would create beforehand; without it every read walks all sent rows."""
 
 
-async def drain(database_url: str, amqp_url: str, rows: int, *, gathered: bool) -> dict[str, float]:
-    """Publish and mark `rows` rows; seconds from the first read to the last commit, and the CPU seconds of this process."""
+async def drain(database_url: str, amqp_url: str, rows: int, *, gathered: bool) -> dict[str, float | str]:
+    """Publish and mark `rows` rows; seconds from the first read to the last commit, the CPU seconds of this process, and whose
+    event loop it had."""
     database = await asyncpg.connect(database_url, timeout=TIMEOUT_S, command_timeout=TIMEOUT_S)
     broker = await aio_pika.connect(amqp_url, timeout=TIMEOUT_S)
     channel = await broker.channel(publisher_confirms=True, on_return_raises=True)
@@ -52,7 +55,11 @@ async def drain(database_url: str, amqp_url: str, rows: int, *, gathered: bool) 
                     await _publish(exchange, row)
             await database.execute(UPDATE, [row["id"] for row in batch])
         sent += len(batch)
-    result = {"seconds": time.monotonic() - started, "cpu_s": time.process_time() - cpu}
+    result = {
+        "seconds": time.monotonic() - started,
+        "cpu_s": time.process_time() - cpu,
+        "loop": type(asyncio.get_running_loop()).__module__,
+    }
     await broker.close()
     await database.close()
     return result
@@ -81,9 +88,8 @@ def main(arguments: Sequence[str]) -> int:
         print("usage: python -m bench.naive one|gathered ROWS", file=sys.stderr)
         return 2
     database_url, amqp_url = os.environ["RELAY_DATABASE_URL"], os.environ["RELAY_AMQP_URL"]
-    print(
-        json.dumps(asyncio.run(drain(database_url, amqp_url, int(arguments[1]), gathered=arguments[0] == "gathered")))
-    )
+    work = drain(database_url, amqp_url, int(arguments[1]), gathered=arguments[0] == "gathered")
+    print(json.dumps(uvloop.run(work)))
     return 0
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import signal
 import subprocess
 import sys
@@ -10,6 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Final, Self
 
+from bench.compiled import build_in_use
 from bench.environment import relay_environment
 from bench.errors import BenchFailed
 from bench.rig import Rig
@@ -72,6 +74,7 @@ class Relay:
                 self._process.send_signal(signal.SIGTERM)
                 if (code := self._process.wait(STOP_TIMEOUT_S)) != 0:
                     raise self.failed(f"relay run ended with {code}")
+                self._expect_build()
         except subprocess.TimeoutExpired:
             raise self.failed(f"relay run did not end within {STOP_TIMEOUT_S:.0f} s of SIGTERM") from None
         finally:
@@ -83,6 +86,14 @@ class Relay:
         """The error to raise, with the end of the log."""
         tail = "\n".join(self._log.read_text(errors="replace").splitlines()[-15:])
         return BenchFailed(f"{why}; the relay's last words:\n{tail}")
+
+    def _expect_build(self) -> None:
+        """That it was the build under whose name it is reported: where the compiled tree is gone, Python finds the sources.
+        Of the consumer's program that is not known. Raises BenchFailed."""
+        lines = (line for line in self._log.read_text(errors="replace").splitlines() if line.startswith("{"))
+        for event in map(json.loads, lines):
+            if event["event"] == "started" and event.get("build", build_in_use()) != build_in_use():
+                raise self.failed(f"the relay was the {event['build']} build, and {build_in_use()} is to be measured")
 
     def wait_until_ready(self) -> float:
         """Seconds from the start of the process to the first 200 of /readyz. Raises BenchFailed."""

@@ -29,6 +29,29 @@ NOT_MEASURED: Final = "not measured"
 
 Result = Mapping[str, Any]
 
+
+_BEST: Final = {key.name for key in KEYS if key.over is min or key.least is not None}
+
+
+def _turns(r: Result, key: str) -> str:
+    """What to say of a figure that is no median of the turns."""
+    turns = r["spread"][key]["turns"]
+    if turns == 1:
+        return " (measured once)"
+    return f" (best of {turns} turns)" if key in _BEST else ""
+
+
+def _peers(r: Result) -> str:
+    """By delete as defined, and by mark, which is what they do. A document of before they had uvloop names no loop of theirs."""
+    gathered, one = r["gathered_ratio"], r["naive_ratio"]
+    runs = [run for run in r["runs"] if run["scenario"] == "peers"]
+    loop = "" if all("loop" in run for run in runs) else " (they ran on asyncio's own event loop, without uvloop)"
+    return (
+        f"{r['drain_ratio'] / gathered:.1f} × by `delete`, {r['drain_ratio_mark'] / gathered:.1f} × by `mark`; "
+        f"{r['drain_ratio'] / one:.0f} ×, {r['drain_ratio_mark'] / one:.0f} ×{loop}"
+    )
+
+
 ROWS: Final[tuple[tuple[str, Callable[[Result], str]], ...]] = (
     ("drain of a backlog, `delete`", lambda r: f"{r['drain_msgs_s']:,.0f} messages a second"),
     (
@@ -40,23 +63,29 @@ ROWS: Final[tuple[tuple[str, Callable[[Result], str]], ...]] = (
         lambda r: f"{r['drain_ratio_classic']:.2f}, {r['drain_ratio_50_keys']:.2f}, {r['hot_key_ratio']:.2f}",
     ),
     (
-        "against a relay in aio-pika, gathered; awaited one by one",
-        lambda r: f"{r['drain_ratio'] / r['gathered_ratio']:.1f} ×; {r['drain_ratio'] / r['naive_ratio']:.0f} ×",
+        "against a relay in aio-pika that marks, gathered; awaited one by one",
+        _peers,
     ),
     (
         "commit to confirm at 1,000 rows a second, p50, p99",
-        lambda r: f"{r['trickle_1000_p50_ms']:.1f} ms, {r['trickle_1000_p99_ms']:.1f} ms",
+        lambda r: (
+            f"{r['trickle_1000_p50_ms']:.1f} ms, {r['trickle_1000_p99_ms']:.1f} ms{_turns(r, 'trickle_1000_p50_ms')}"
+        ),
     ),
-    ("a row that wakes an idle relay, p50", lambda r: f"{r['idle_wakeup_p50_ms']:.1f} ms"),
+    (
+        "a row that wakes an idle relay, p50",
+        lambda r: f"{r['idle_wakeup_p50_ms']:.1f} ms{_turns(r, 'idle_wakeup_p50_ms')}",
+    ),
     (
         "CPU a message: relay; PostgreSQL by `delete`, by `mark`",
         lambda r: (
             f"{r['relay_cpu_us']:.1f} µs; {r['postgres_cpu_us_delete']:.1f} µs, {r['postgres_cpu_us_mark']:.1f} µs"
+            f"{_turns(r, 'relay_cpu_us')}"
         ),
     ),
     (
         "a read beside 100,000 sent rows; beside as many parked, deferred and held",
-        lambda r: f"{r['claim_growth_1e5']:.2f} ×; {r['claim_growth_parked_1e5']:.2f} ×",
+        lambda r: f"{r['claim_growth_1e5']:.2f} ×; {r['claim_growth_parked_1e5']:.2f} ×{_turns(r, 'claim_growth_1e5')}",
     ),
     (
         "writers' commit rate, against a plain outbox: single rows; batches of 100",
@@ -75,7 +104,8 @@ def figures(result: Result) -> str:
     machine, versions = result["machine"], result["versions"]
     lines = [
         f"| measured on {machine['cores']} cores ({machine['cpu']}), RabbitMQ {versions['rabbitmq']}, quorum queue, "
-        f"PostgreSQL {versions['postgresql']}, 250-byte bodies, 5,000 keys, the {result['build']} build | |",
+        f"PostgreSQL {versions['postgresql']}, 250-byte bodies, 5,000 keys, the {result['build']} build; medians of "
+        f"{result['settings']['repeats']} turns unless said | |",
         "| --- | --- |",
         *(f"| {name} | {_shown(figure, result)} |" for name, figure in ROWS),
     ]

@@ -1,7 +1,8 @@
 """Fixtures for tests on real servers: one PostgreSQL and one RabbitMQ a session, a database and a vhost a test.
 
 `RELAY_TEST_DATABASE_URL` and `RELAY_TEST_AMQP_URL` name existing servers to use instead; then tests that
-restart, freeze or crash a server are skipped, and the tests share that one vhost.
+restart, freeze or crash a server are skipped, and so are those that start further ones where their programs are missing.
+The one vhost is lent to one test at a time, over all workers, and emptied before and after (`tests/existing.py`).
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import signal
 import socket
 import tempfile
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Generator, Iterator
 from pathlib import Path
 from typing import Any, TypeVar, overload
 from urllib.parse import urlsplit, urlunsplit
@@ -25,7 +26,8 @@ import hypothesis
 import pytest
 
 from relay.build import BUILD
-from relay.servers import PostgresServer, RabbitServer
+from relay.servers import PostgresServer, RabbitServer, ServersUnavailable, find_postgres, find_rabbitmq
+from tests import existing
 
 T = TypeVar("T")
 
@@ -74,6 +76,28 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=lambda item: place.get(item.path, len(LONGEST)))
 
 
+Step = Callable[[], Generator[None, object, object]]
+
+
+def _skipping_without_programs() -> Generator[None, object, object]:
+    try:
+        return (yield)
+    except ServersUnavailable as missing:
+        if {"RELAY_TEST_DATABASE_URL", "RELAY_TEST_AMQP_URL"} & os.environ.keys():
+            pytest.skip(f"needs a server of its own: {missing}")
+        raise
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_setup() -> Generator[None, object, object]:
+    return (yield from _skipping_without_programs())
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_call() -> Generator[None, object, object]:
+    return (yield from _skipping_without_programs())
+
+
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_teardown(item: pytest.Item) -> None:
     """A test that failed while a server was down or frozen fails alone: before anything is torn down, it is there again."""
@@ -102,6 +126,13 @@ async def eventually(predicate: Callable[[], Any], timeout: float = 20.0, *, int
             return value
         assert time.monotonic() < deadline, f"not within {timeout} s: {predicate}, last answer {value!r}"
         await asyncio.sleep(interval_s)
+
+
+@pytest.fixture
+def server_programs() -> None:
+    """For a test whose own processes start servers. Raises ServersUnavailable."""
+    find_postgres()
+    find_rabbitmq()
 
 
 @pytest.fixture(scope="session")
@@ -141,24 +172,26 @@ def rabbit_server() -> Iterator[RabbitServer]:
 async def database_url(request: pytest.FixtureRequest) -> AsyncIterator[str]:
     """An empty database of the test's own."""
     name = f"relay_test_{os.getpid()}_{next(_numbers)}"
-    existing = os.environ.get("RELAY_TEST_DATABASE_URL")
-    server_url = existing or request.getfixturevalue("postgres_server").url()
+    server_url = os.environ.get("RELAY_TEST_DATABASE_URL") or request.getfixturevalue("postgres_server").url()
     await _execute(server_url, f'create database "{name}"')
     yield urlunsplit(urlsplit(server_url)._replace(path=f"/{name}"))
     await _execute(server_url, f'drop database if exists "{name}" with (force)')
 
 
 @pytest.fixture
-def amqp_url(request: pytest.FixtureRequest) -> Iterator[str]:
+async def amqp_url(request: pytest.FixtureRequest) -> AsyncIterator[str]:
     """A vhost of the test's own; its name needs percent-encoding, as users' names do."""
-    existing = os.environ.get("RELAY_TEST_AMQP_URL")
-    if existing:
-        yield existing
+    if url := os.environ.get("RELAY_TEST_AMQP_URL"):
+        async with existing.lent(url):
+            yield url
         return
+    is_private = "rabbit_server" in request.fixturenames
     server: RabbitServer = request.getfixturevalue("rabbit_server")
     vhost = f"test/{os.getpid()} {next(_numbers)}"
     yield server.add_vhost(vhost)
+    left = set() if is_private else existing.left_in(server, vhost) - {*existing.NAMES}
     server.delete_vhost(vhost)
+    assert not left, f"name them in tests/existing.py, or where a vhost is shared the next test finds them: {left}"
 
 
 def has_ipv6() -> bool:

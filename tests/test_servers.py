@@ -163,6 +163,7 @@ def test_a_frozen_rabbit_is_silent_until_thawed(rabbit_server: RabbitServer) -> 
         assert probe.recv(1) == b"\x01"
 
 
+@pytest.mark.usefixtures("server_programs")
 async def test_servers_do_not_outlive_a_process_that_was_killed() -> None:
     """Guards against a fault: a test run that was killed with SIGKILL left its servers running for ever."""
     script = (

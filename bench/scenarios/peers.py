@@ -52,6 +52,7 @@ def _measure(rig: Rig, load: Load, variant: str, rows: int) -> Sequence[Run]:
             "body_bytes": load.body_bytes,
             "seconds": round(line["seconds"], 6),
             "msgs_per_s": round(rows / line["seconds"], 1),
+            "loop": line["loop"],
             "cpu_us_per_msg": {
                 "publisher": us_per_message(line["cpu_s"], rows),
                 "postgres": us_per_message(used.postgres_s, rows),

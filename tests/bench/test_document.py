@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,6 +13,8 @@ from bench.errors import BenchFailed, Unavailable
 from bench.proof import compare_shapes
 from bench.step import Form, Step
 from bench.suite import Outcome, chosen_steps, estimate_s
+
+ROOT = Path(__file__).resolve().parent.parent.parent
 
 
 def rate(turn: int, scenario: str, variant: str, msgs_per_s: float, **more: Any) -> dict[str, Any]:
@@ -40,6 +44,30 @@ def test_a_ratio_is_taken_within_a_turn() -> None:
     assert result["drain_ratio"] == 0.6
     assert result["spread"]["drain_ratio"] == {"min": 0.5, "max": 1.5, "turns": 3}
     assert result["targets"]["drain_ratio"] == {"target": "at least 0.9", "is_reached": False}
+
+
+def test_peers_that_mark_stand_beside_both() -> None:
+    result = document(
+        outcome(rate(1, "drain", "delete", 50.0), rate(1, "drain", "mark", 40.0), rate(1, "peers", "gathered", 10.0))
+    )
+    assert (result["drain_vs_gathered"], result["drain_mark_vs_gathered"]) == (5.0, 4.0)
+
+
+def test_the_tail_of_a_delay_is_reported_beside_its_middle() -> None:
+    """Good rows came half a second late beside held ones, and the document showed 5 ms."""
+    run = {"scenario": "isolation", "turn": 1, "variant": "held", "delay_p50_ms": 5.5, "delay_p99_ms": 424.8}
+    result = document(outcome(run))
+    assert (result["held_delay_p50_ms"], result["held_delay_p99_ms"]) == (5.5, 424.8)
+
+
+@pytest.mark.parametrize("name", ["short", "short-b6e909f"])
+def test_a_kept_document_has_the_figures_of_its_runs(name: str) -> None:
+    """A key that comes later is computed from them, one that is renamed keeps its figure."""
+    kept = json.loads((ROOT / "bench" / "results" / f"{name}.json").read_text())
+    form = Form(kept["form"], kept["settings"]["repeats"], kept["settings"]["scale"])
+    made = document(Outcome(form, kept["runs"]))
+    assert {key: kept.get(key) for key in made["spread"]} == {key: made[key] for key in made["spread"]}
+    assert kept["spread"] == made["spread"]
 
 
 def test_the_ceiling_is_the_librarys_own_call_and_the_joined_writes_stand_beside_it() -> None:

@@ -23,6 +23,7 @@ def some_result() -> dict[str, Any]:
         "settings": {"repeats": 3},
         "measured_at": "2026-01-02T03:04:05+00:00",
         "took_s": 500.0,
+        "runs": [{"scenario": "peers", "variant": "gathered", "loop": "uvloop"}],
     }
 
 
@@ -63,6 +64,26 @@ def test_the_page_has_every_key_and_says_what_was_missed() -> None:
     assert all(f"| `{key.name}` | 0.5 | 0.4 … 0.6 |" in text for key in KEYS)
     assert "| `drain_ratio` | 0.5 | 0.4 … 0.6 | at least 0.9: **missed** |" in text
     assert list(readme.PICTURES) == plots.names()
+
+
+def test_what_is_no_median_of_the_turns_says_so() -> None:
+    """The best turns of latency and CPU stood among medians as if they were some."""
+    result = some_result()
+    result["spread"]["idle_wakeup_p50_ms"]["turns"] = 1
+    text = readme.figures(result)
+    assert "medians of 3 turns unless said" in text
+    assert "p50, p99 | 0.5 ms, 0.5 ms (best of 3 turns) |" in text
+    assert "p50 | 0.5 ms (measured once) |" in text
+    assert "0.5 µs, 0.5 µs (best of 3 turns) |" in text
+    assert "| start to ready | 0.5 s |" in text
+
+
+def test_peers_are_compared_with_what_they_do_on_the_loop_they_had() -> None:
+    """They mark, and were set against the relay's delete alone; and had asyncio's loop, where the relay has uvloop's."""
+    result = some_result() | {"drain_ratio": 1.0, "drain_ratio_mark": 1.5, "naive_ratio": 0.1}
+    assert "| 2.0 × by `delete`, 3.0 × by `mark`; 10 ×, 15 × |" in readme.figures(result)
+    result["runs"].append({"scenario": "peers", "variant": "one"})
+    assert "15 × (they ran on asyncio's own event loop, without uvloop) |" in readme.figures(result)
 
 
 def test_a_page_without_marks_is_not_guessed_at() -> None:

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from bench import native
+from bench import compiled, native
 from bench.ceiling import Ceiling, run_ceiling
 from bench.errors import BenchFailed, Unavailable
 from bench.load import Load, row_id
@@ -16,7 +16,7 @@ from bench.procfs import children
 from bench.proof import check_outcomes, check_queue, prove_queue
 from bench.relay_run import Drain, run_relay
 from bench.rig import Rig, Taken
-from bench.scenarios import consumer, growth, inbox, isolation, sink
+from bench.scenarios import consumer, growth, inbox, isolation, peers, sink
 from bench.scenarios.trickle import trickle
 from bench.step import Form
 from bench.writing import write_at
@@ -63,6 +63,18 @@ def test_a_relay_that_ran_for_minutes_is_still_asked_whether_it_is_ready(rig: Ri
     with rig.fresh_database() as database, rig.fresh_queue(), Relay(rig, database) as relay:
         relay.started_at -= 600.0
         assert relay.wait_until_ready() > 600.0
+
+
+def test_a_relay_of_another_build_is_no_result(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A compiled tree that was removed amid a suite left the sources in its place, measured under its name."""
+    monkeypatch.setenv("PYTHONPATH", compiled.environment(compiled.KEPT / "removed")["PYTHONPATH"])
+    with (
+        rig.fresh_database() as database,
+        rig.fresh_queue(),
+        pytest.raises(BenchFailed, match="the relay was the pure build, and compiled is to be measured"),
+        Relay(rig, database) as relay,
+    ):
+        relay.wait_until_ready()
 
 
 def test_the_rows_of_a_commit_and_of_the_next_are_of_other_keys(rig: Rig) -> None:
@@ -154,6 +166,15 @@ def test_a_broker_apart_shares_no_core_with_anybody(rig: Rig) -> None:
         brokers = os.sched_getaffinity(rig.rabbit.broker_pid)
         assert all(brokers.isdisjoint(os.sched_getaffinity(pid)) for pid in pids)
     assert [os.sched_getaffinity(pid) for pid in (rig.rabbit.broker_pid, *pids)] == before
+
+
+def test_the_peers_send_every_row_on_the_relays_event_loop(rig: Rig) -> None:
+    """They ran on asyncio's own, which is slower, and the relay was set against that."""
+    for step in peers.steps(Form("short", 1, scale=0.01)):
+        (run,) = step.measure(rig)
+        assert run["loop"] == "uvloop"
+        assert run["copies"] == 0
+        assert run["msgs_per_s"] > 0
 
 
 def test_the_relay_drains_into_the_sink(rig: Rig) -> None:

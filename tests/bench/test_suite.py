@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import time
+import zipfile
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -165,3 +166,27 @@ def test_it_says_of_which_build_the_programs_were(
     assert json.loads((tmp_path / "r.json").read_text())["build"] == build
     assert ("PURE Python is measured: there is no C compiler" in capsys.readouterr().out) is (build == "pure")
     assert (str(tmp_path) in os.environ.get("PYTHONPATH", "")) is (build == "compiled")
+
+
+def test_a_build_that_is_in_use_outlives_the_next_one(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """A test run after an edit removed the build that a benchmark was still measuring."""
+
+    def wheel(directory: Path) -> Path:
+        with zipfile.ZipFile(directory / "made.whl", "w") as archive:
+            archive.writestr("relay/__init__.py", "")
+        return directory / "made.whl"
+
+    monkeypatch.setattr(compiled, "KEPT", tmp_path)
+    monkeypatch.setattr(compiled, "_wheel", wheel)
+    monkeypatch.setattr(compiled, "_held", [])
+    used = compiled.compiled_tree()
+    monkeypatch.setattr(compiled, "SOURCES", ("pyproject.toml",))
+    other = compiled.compiled_tree()
+    assert used != other
+    assert (used / "relay" / "__init__.py").exists()
+    for folder in compiled._held:
+        os.close(folder)
+    monkeypatch.setattr(compiled, "SOURCES", ("constraints.txt",))
+    last = compiled.compiled_tree()
+    assert [path for path in tmp_path.iterdir() if path.is_dir()] == [last]
+    os.close(compiled._held[-1])

@@ -111,6 +111,7 @@ def open_directory() -> Iterator[Path]:
         yield directory
 
 
+@pytest.mark.usefixtures("server_programs")
 def test_the_demo_holds() -> None:
     done = command("demo", timeout_s=180)
     assert done.returncode == 0, done.stdout + done.stderr
@@ -119,6 +120,7 @@ def test_the_demo_holds() -> None:
     assert "order violations per key" in done.stdout
 
 
+@pytest.mark.usefixtures("server_programs")
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 async def test_interrupt_cleans_everything_up(open_directory: Path, number: signal.Signals) -> None:
     process = await asyncio.create_subprocess_exec(

@@ -50,7 +50,7 @@ async def test_an_idle_relay_keeps_two_connections(site: Site) -> None:
     await eventually(is_idle)
     holder = (
         "SELECT a.application_name FROM pg_locks l JOIN pg_stat_activity a USING (pid)"
-        " WHERE l.locktype = 'advisory' AND l.mode = 'ExclusiveLock' AND l.granted"
+        " WHERE l.locktype = 'advisory' AND l.mode = 'ExclusiveLock' AND l.granted AND a.datname = current_database()"
     )
 
     async def holds() -> bool:

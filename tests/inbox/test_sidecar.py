@@ -186,7 +186,8 @@ async def test_a_session_that_ends_under_a_write_is_an_outage(inbox: Site, sidec
     for message_id in wanted:
         await inbox.publish(message_id)
         await inbox.database.execute(
-            "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name = 'outbox-relay inbox'"
+            "SELECT pg_terminate_backend(pid) FROM pg_stat_activity"
+            " WHERE application_name = 'outbox-relay inbox' AND datname = current_database()"
         )
         await sidecar.ready(30)
 
@@ -469,7 +470,10 @@ async def test_one_that_was_frozen_past_its_lease_stands_by_and_takes_over_again
 
 async def _freeze(inbox: Site, sidecar: Sidecar) -> None:
     """Between two of its transactions: nobody could take over in the middle of one."""
-    working = "SELECT count(*) FROM pg_stat_activity WHERE application_name = 'outbox-relay inbox' AND state <> 'idle'"
+    working = (
+        "SELECT count(*) FROM pg_stat_activity"
+        " WHERE application_name = 'outbox-relay inbox' AND state <> 'idle' AND datname = current_database()"
+    )
 
     async def is_between() -> bool:
         sidecar.signal(signal.SIGSTOP)

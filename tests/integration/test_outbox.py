@@ -146,7 +146,10 @@ async def test_a_settlement_under_way_does_not_stand_in_a_renewals_way(
 
         async def is_amid() -> bool:
             return bool(
-                await database.fetchval("SELECT EXISTS (SELECT FROM pg_stat_activity WHERE wait_event = 'PgSleep')")
+                await database.fetchval(
+                    "SELECT EXISTS (SELECT FROM pg_stat_activity"
+                    " WHERE wait_event = 'PgSleep' AND datname = current_database())"
+                )
             )
 
         await eventually(is_amid)

@@ -169,7 +169,9 @@ async def test_a_parked_row_that_is_redriven_is_not_discarded(
 
 async def _waits(database: asyncpg.Connection) -> bool:
     return bool(
-        await database.fetchval("SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND pid <> 0")
+        await database.fetchval(
+            "SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND datname = current_database()"
+        )
     )
 
 

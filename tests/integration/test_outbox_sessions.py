@@ -57,7 +57,8 @@ async def test_the_doorbell_waits_for_a_writer_that_did_not_ring(
         async def is_waiting() -> bool:
             return bool(
                 await database.fetchval(
-                    "SELECT EXISTS (SELECT FROM pg_locks WHERE locktype = 'advisory' AND NOT granted)"
+                    "SELECT EXISTS (SELECT FROM pg_locks WHERE locktype = 'advisory' AND NOT granted"
+                    " AND database = (SELECT oid FROM pg_database WHERE datname = current_database()))"
                 )
             )
 
@@ -90,7 +91,10 @@ async def test_the_loss_of_one_session_closes_all(
             await call
 
     async def are_gone() -> bool:
-        count = "SELECT count(*) FROM pg_stat_activity WHERE application_name LIKE 'outbox-relay%'"
+        count = (
+            "SELECT count(*) FROM pg_stat_activity"
+            " WHERE application_name LIKE 'outbox-relay%' AND datname = current_database()"
+        )
         return bool(await database.fetchval(count) == 0)
 
     await eventually(are_gone)
@@ -111,7 +115,10 @@ async def test_a_call_in_flight_when_a_session_dies(
 
         async def is_waiting() -> bool:
             return bool(
-                await database.fetchval("SELECT EXISTS (SELECT FROM pg_stat_activity WHERE wait_event_type = 'Lock')")
+                await database.fetchval(
+                    "SELECT EXISTS (SELECT FROM pg_stat_activity"
+                    " WHERE wait_event_type = 'Lock' AND datname = current_database())"
+                )
             )
 
         await eventually(is_waiting)
@@ -186,7 +193,10 @@ async def test_a_call_that_is_given_up_midway_loses_the_sessions(
 
         async def is_waiting() -> bool:
             return bool(
-                await database.fetchval("SELECT EXISTS (SELECT FROM pg_stat_activity WHERE wait_event_type = 'Lock')")
+                await database.fetchval(
+                    "SELECT EXISTS (SELECT FROM pg_stat_activity"
+                    " WHERE wait_event_type = 'Lock' AND datname = current_database())"
+                )
             )
 
         await eventually(is_waiting)

@@ -23,7 +23,10 @@ async def until(connection: asyncpg.Connection, count: int) -> None:
     """Wait until the relay has so many connections."""
 
     async def has_them() -> bool:
-        text = "SELECT count(*) FROM pg_stat_activity WHERE application_name LIKE 'outbox-relay%'"
+        text = (
+            "SELECT count(*) FROM pg_stat_activity"
+            " WHERE application_name LIKE 'outbox-relay%' AND datname = current_database()"
+        )
         return bool(await connection.fetchval(text) == count)
 
     await eventually(has_them)
