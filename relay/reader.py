@@ -122,9 +122,7 @@ class Reader:
                 self._note_refused(error)
                 if refusals >= REFUSALS_MAX:
                     raise
-                wait_s = reconnect_backoff(refusals, engine.random.random())
-                await engine.clock.sleep(wait_s)
-                await engine.to_read.wait(wait_s)
+                await engine.clock.sleep(reconnect_backoff(refusals, engine.random.random()))
 
     def _note_refused(self, error: DatabaseRefused) -> None:
         """What is due is not known while nothing can be read: for longer than due rows may go without a confirm, and the relay is

@@ -113,7 +113,7 @@ def pytest_runtest_teardown(item: pytest.Item) -> None:
 async def eventually(predicate: Callable[[], Awaitable[T]], timeout: float = ..., *, interval_s: float = ...) -> T: ...
 @overload
 async def eventually(predicate: Callable[[], T], timeout: float = ..., *, interval_s: float = ...) -> T: ...
-async def eventually(predicate: Callable[[], Any], timeout: float = 20.0, *, interval_s: float = 0.01) -> Any:
+async def eventually(predicate: Callable[[], Any], timeout: float = 30.0, *, interval_s: float = 0.01) -> Any:
     """Ask until the answer is true, and return it; AssertionError after `timeout` seconds of false ones.
 
     For what nothing announces (a row, a metric, a file); where there is an event, wait for the event.

@@ -11,7 +11,7 @@ from relay.core.ports.broker import Closed, Link, Rejection, Returned
 from relay.message import Row
 from relay.route import Router
 
-WAIT_S = 10.0
+WAIT_S = 30.0
 
 
 class Recorder:

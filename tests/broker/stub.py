@@ -25,7 +25,7 @@ from pamqp.body import ContentBody
 from pamqp.header import ContentHeader
 from pamqp.heartbeat import Heartbeat
 
-WAIT_S = 10.0
+WAIT_S = 30.0
 
 
 @dataclass(frozen=True, slots=True)
