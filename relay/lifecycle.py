@@ -11,6 +11,7 @@ import asyncio
 import contextlib
 import os
 import signal
+import sys
 import threading
 import time
 from collections.abc import Callable, Coroutine, Iterator
@@ -29,6 +30,10 @@ BEAT_INTERVAL_S: Final = 1.0
 
 WEDGED_AFTER_S: Final = 1.0
 """So long after the grace, or a second signal, a process that is still there is ended from outside its event loop."""
+
+SWITCH_S: Final = 0.0005
+"""A thread that answers a scrape keeps the loop waiting for no longer than this at a time (by itself Python says 5 ms): a confirm
+waits meanwhile, and with it its key's next message."""
 
 _STOPS: Final = frozenset((signal.SIGTERM, signal.SIGINT))
 
@@ -61,6 +66,7 @@ def run(log: Log, main: Callable[[], Coroutine[None, None, None]]) -> int:
     and raised.
     """
     hold_signals()
+    sys.setswitchinterval(SWITCH_S)
     try:
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as loop:
             loop.run(main())

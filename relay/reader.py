@@ -72,7 +72,7 @@ class Reader:
     def __init__(self, engine: Engine, keeper: Keeper) -> None:
         self._engine = engine
         self._keeper = keeper
-        self._last_row_at = engine.clock.now()
+        self._last_news_at = engine.clock.now()
         self._last_check_at = _NEVER
         self._poll_s = POLL_MIN_S
         self._next_poll_at = _NEVER
@@ -88,7 +88,7 @@ class Reader:
         self._housekeeping = Housekeeping(engine)
         self._turns = 0
         self._waits_for_room = False
-        """Rows that are known of have to wait for others to leave memory (`Engine.is_full`)."""
+        """Memory is full, of rows or of bodies: nobody looks for news."""
         self._has_load_room = True
         """Whether the last large body that was wanted fitted in."""
         self._load_rows_max = LOAD_ROWS
@@ -168,13 +168,14 @@ class Reader:
 
     @property
     def _is_idle(self) -> bool:
-        return self._engine.clock.now() - self._last_row_at >= ARM_AFTER_S
+        """Nothing was inserted for a while, as far as this relay's rows tell; a key's backlog may still be on its way."""
+        return self._engine.clock.now() - self._last_news_at >= ARM_AFTER_S
 
     async def _look(self) -> float:
         engine = self._engine
         poll_interval_s = engine.settings.poll_interval_s
         if self._waits_for_room and not engine.is_full:
-            self._last_row_at = engine.clock.now()
+            self._last_news_at = engine.clock.now()
         self._waits_for_room = engine.is_full = False
         if engine.reread:
             await self._reread()
@@ -191,7 +192,7 @@ class Reader:
             return poll_interval_s
         has_loaded = bool(engine.chains.wanted) and await self._load()
         now = engine.clock.now()
-        brought = 0
+        has_news = False
         # A page that may read beyond S needs no check of now: rows come a round trip sooner.
         is_check_due = self._is_check_due(now) and not (engine.reading.must_go_on(self._readable()) and self._room())
         if is_check_due and (self._must_check or not self._polls()):
@@ -202,25 +203,26 @@ class Reader:
         shards, limit = self._shared(room, readable if self._polls() else engine.reading.behind(readable))
         has_read = bool(shards)
         if has_read:
-            brought += await self._read_page(shards, limit)
+            has_news = await self._read_page(shards, limit) > 0 and engine.reading.has_news
             # The publisher's turn: what was read goes out before the next statement does.
             await asyncio.sleep(0)
         if engine.next_due_at is not None and engine.next_due_at <= now:
             # After the page: an insert that rang waits for nothing else.
-            brought += await self._read_due()
+            await self._read_due()
         is_behind = has_read and bool(engine.reading.behind(self._readable()))
         if is_check_due:
             await self._check(now)
-        # Full, of rows or of bodies, or a shard is: what leaves memory wakes this loop.
-        self._waits_for_room = engine.is_full = not readable or engine.is_short_of_bytes or self._is_shard_full()
+        self._waits_for_room = not readable or engine.is_short_of_bytes
+        # What leaves memory wakes this loop, also where one shard alone is full.
+        engine.is_full = self._waits_for_room or self._is_shard_full()
         if not readable:
             # Asked anew: what left memory during a statement has woken nobody.
             has_room = bool(self._room() and self._readable())
             return 0.0 if has_loaded or has_room else min(poll_interval_s, self._load_wait_s())
         if has_loaded or is_behind:
             # Not silence, however long ago the last row came.
-            self._last_row_at = engine.clock.now()
-        wait_s = await self._next_wait(brought, has_read)
+            self._last_news_at = engine.clock.now()
+        wait_s = await self._next_wait(has_news, has_read)
         return 0.0 if has_loaded or is_behind else wait_s
 
     def _polls(self) -> bool:
@@ -250,12 +252,12 @@ class Reader:
         engine.metrics.oldest_writer_age_seconds = reading.oldest_writer_s
         engine.metrics.newest_seq = reading.last_seq
 
-    async def _next_wait(self, brought: int, has_read: bool) -> float:
+    async def _next_wait(self, has_news: bool, has_read: bool) -> float:
         engine = self._engine
         now = engine.clock.now()
         poll_interval_s = engine.settings.poll_interval_s
-        if brought:
-            self._last_row_at = now
+        if has_news:
+            self._last_news_at = now
             self._poll_s = POLL_MIN_S
             # A row that came without a ring: whoever held the lock may be gone.
             self._is_listening = False
@@ -314,7 +316,7 @@ class Reader:
         # Cleared before anything is read, so that a ring during the read is not lost.
         self._has_rung = False
         self._last_check_at = _NEVER
-        self._last_row_at = self._engine.clock.now()
+        self._last_news_at = self._engine.clock.now()
         self._poll_s = POLL_MIN_S
         self._next_poll_at = _NEVER
         self._is_listening = False
@@ -431,7 +433,7 @@ class Reader:
         engine.to_settle.set()
         return [row for row in rows if row not in early]
 
-    async def _read_due(self) -> int:
+    async def _read_due(self) -> None:
         """Of the rows that are due those that are not here yet; a little beyond the bound of rows, so that those which cannot
         go do not keep out those that could."""
         engine = self._engine
@@ -441,7 +443,7 @@ class Reader:
         limit = self._due_room(DUE_ROWS, engine.settings.read_ahead_max + DUE_ROWS, len(here))
         if limit <= 0:
             engine.note_due(DUE_RETRY_S)
-            return 0
+            return
         known_until = engine.applied_serial
         asked_at = engine.clock.now()
         engine.reading.expect_rows()
@@ -460,7 +462,7 @@ class Reader:
         elif due.next_due_in_s is not None:
             # Counted from when it was asked.
             engine.note_due(max(due.next_due_in_s - (engine.clock.now() - asked_at), POLL_MAX_S))
-        return brought + await self._read_followers(due.released, len(here))
+        await self._read_followers(due.released, len(here))
 
     def _due_room(self, rows: int, rows_max: int, here: int) -> int:
         """How many rows aside may come, of at most so many, into a memory of so many; `here` are there already. They leave half of
@@ -471,18 +473,18 @@ class Reader:
         # Rounded up: one row that does not quite fit passes, where bounds are small it is the only one that can.
         return min(rows, half - here, rows_max - len(engine.chains), -(-bytes_left // DUE_INLINE_BYTES))
 
-    async def _read_followers(self, released: Sequence[Row], here: int) -> int:
+    async def _read_followers(self, released: Sequence[Row], here: int) -> None:
         """Behind rows that were released alone a few of those that they hold: a round trip each would be slow (H4)."""
         engine = self._engine
         heads = [row for row in released if row.aside is Aside.DEFERRED and engine.chains.has_no_followers(row)]
         room = self._due_room(FOLLOWER_ROWS, engine.settings.read_ahead_max, here + len(released))
         limit = min(FOLLOWER_ROWS_EACH, room // len(heads)) if heads else 0
         if limit <= 0:
-            return 0
+            return
         known_until = engine.applied_serial
         engine.reading.expect_rows()
         followers = await engine.outbox.followers(heads, dict(engine.reading.cursors), limit)
-        return engine.admit(engine.reading.fresh(followers), known_until)
+        engine.admit(engine.reading.fresh(followers), known_until)
 
     async def _reread(self) -> None:
         """Rows that somebody else changed under a decision of ours: their present state counts."""

@@ -37,6 +37,9 @@ _PREPARED = "-1/"
 """A prepared transaction's virtual id: it changed its id when it was prepared (R1)."""
 
 
+NEWS_S = 0.1
+"""A row whose seq was drawn before a check so long ago, or longer, is a backlog's; the reader looks for no others then."""
+
 ENDED_MAX = 64
 """Entries of writers that have ended and are not read everywhere: more of them become one."""
 
@@ -82,6 +85,11 @@ class Reading:
         """Those that it found no more. Few (I6), however long no page is read."""
         self._last_seq: int | None = None
         self._checked_at = 0.0
+        self._seq_before = self._seq_then = -1
+        """S of two checks, each at least NEWS_S before the next."""
+        self._seq_then_at = float("-inf")
+        self.has_news = False
+        """The last page brought a row that was inserted lately, or whose writer has ended lately: not a backlog's."""
         self._next_number = 0
         self._unasked: set[int] = set()
         self._outstanding: PageRequest | None = None
@@ -120,6 +128,8 @@ class Reading:
         self._open.clear()
         self._ended.clear()
         self._last_seq = None
+        self._seq_before = self._seq_then = -1
+        self._seq_then_at = float("-inf")
         self._unasked.clear()
         self._outstanding = None
 
@@ -182,6 +192,8 @@ class Reading:
         # A sequence that fell back (a rewound database that kept our session is impossible, a
         # setval is not) leaves cursors above S: they would skip what is drawn anew.
         self._last_seq = check.last_seq
+        if check.database_time - self._seq_then_at >= NEWS_S:
+            self._seq_before, self._seq_then, self._seq_then_at = self._seq_then, check.last_seq, check.database_time
         for shard, cursor in self._cursors.items():
             if cursor > check.last_seq:
                 self._cursors[shard] = check.last_seq
@@ -270,6 +282,10 @@ class Reading:
         low = min(
             (low for number, low in zip(request.numbers, request.lows, strict=True) if number in ended), default=None
         )
+        self.has_news = any(seq > self._seq_before for seq in last.values())
+        if low is not None and not self.has_news:
+            cursors = dict(zip(request.shards, request.cursors, strict=True))
+            self.has_news = any(row.seq <= cursors[row.shard] for row in rows)
         live: list[int] = []
         for shard, cursor in zip(request.shards, request.cursors, strict=True):
             if shard not in self._cursors or shard in dropped:
@@ -281,7 +297,7 @@ class Reading:
             else:
                 self._cut.discard(shard)
                 end = request.last_seq
-            if counts[shard] >= request.limit:
+            if counts.get(shard, 0) >= request.limit:
                 end = min(end, last[shard])
             self._cursors[shard] = end
             if end < request.last_seq:

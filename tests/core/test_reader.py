@@ -242,7 +242,7 @@ async def test_who_was_rung_and_is_idle_again_looks_once_more_before_it_sleeps()
     parts.reader.on_ring()
     parts.reader._wake()
     parts.clock.time += 1.0
-    assert await parts.reader._next_wait(0, True) == 0.0
+    assert await parts.reader._next_wait(False, True) == 0.0
     assert parts.reader._must_check
 
 
@@ -322,6 +322,36 @@ async def test_a_settlement_wakes_only_a_reader_that_waits_for_room() -> None:
     assert not engine.to_read._is_set
 
 
+async def test_a_keys_backlog_keeps_no_relay_polling() -> None:
+    """Its shard was full and read on every quarter of a second: each time counted as rows that had come, and all other shards were
+    looked at a hundred times a second, beside a broker on the same cores."""
+    parts = reading_parts(EngineSettings(read_ahead_max=64), settle=Settled(), arm=Armed.GRANTED)
+    parts.own(1)
+    clock, engine = parts.clock, parts.engine
+    parts.outbox.answers["check"] = lambda: Check(1000, [], clock.now())
+
+    def page(request: PageRequest) -> Page:
+        cursors = dict(zip(request.shards, request.cursors, strict=True))
+        last = min(cursors.get(0, 1000) + request.limit, 1000)
+        return Page([], [make_row(seq) for seq in range(cursors.get(0, 1000) + 1, last + 1)])
+
+    parts.outbox.answers["page"] = page
+    polls = []
+    for step in range(300):
+        until = clock.time + 0.02
+        while clock.time < until:
+            pages = len(parts.outbox.calls("page"))
+            wait_s = await parts.reader._turn()
+            polls += [step for call in parts.outbox.calls("page")[pages:] if 1 in call.arguments[0].shards]
+            clock.time = min(until, clock.time + max(wait_s, 0.001))
+        engine.chains.finish(sorted(engine.chains.rows(), key=lambda row: row.seq)[:2])
+        parts.settler._apply(Settlement(), Settled(), 0)
+        engine.to_read._is_set = False
+    assert len({row.seq for row in engine.chains.rows()}) > 8, "its backlog goes on"
+    assert parts.reader._is_armed, "an insert rings"
+    assert len([step for step in polls if step > 50]) <= 20, "by the poll interval, five seconds long"
+
+
 @pytest.mark.parametrize("how", ["given away", "lost"])
 async def test_a_shard_that_goes_wakes_a_reader_that_waits_for_room(how: str) -> None:
     """Or the rows of other shards wait for the next poll."""
@@ -381,7 +411,7 @@ async def test_a_writer_without_an_xid_is_looked_at_again_at_once_then_less_and_
     waits = []
     for _ in range(9):
         waits.append(await parts.reader._turn())
-        parts.reader._last_row_at = parts.clock.now()
+        parts.reader._last_news_at = parts.clock.now()
         parts.clock.time += waits[-1]
     assert waits[:6] == pytest.approx([0.002, 0.004, 0.008, 0.016, 0.032, 0.05], abs=1e-4)
     assert waits[6:] == pytest.approx([0.05] * 3, abs=1e-4)

@@ -31,6 +31,29 @@ def began(floor: int = 0, *shards: int) -> Reading:
     return reading
 
 
+def test_what_was_inserted_lately_is_news_and_a_backlog_is_not() -> None:
+    """By seq; but for what a writer brings that has ended lately, however long ago it drew its own."""
+    reading = began()
+    slow = Writer("3/1", 700)
+    for time in (100.0, 100.05, 100.2):
+        reading.on_check(Check(50, (slow,), time))
+
+    def page(*seqs: int, ended: bool = False) -> bool:
+        request = reading.request([0], 10, INLINE)
+        reading.on_page(request, Page(request.numbers if ended else [], [make_row(seq) for seq in seqs]))
+        return reading.has_news
+
+    assert not page(*range(1, 11)), "there for 0.2 s"
+    assert page(11, 51), "above S of then"
+    reading.on_check(Check(51, (slow,), 100.25))
+    assert page(51), "S of 0.1 s ago is not known to be as high"
+    reading.on_check(Check(51, (slow,), 100.4))
+    reading.on_check(Check(51, (slow,), 100.6))
+    assert not page()
+    assert page(5, ended=True), "it was read up to there before"
+    assert not page()
+
+
 # ---------------------------------------------------------------- R1
 
 
