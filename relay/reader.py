@@ -27,6 +27,10 @@ RECHECK_INTERVAL_S = 0.001
 """While a writer is listed that has no xid yet, pages stop at the last check (R3) and fresh rows wait for the next: that
 comes so soon, and doubles to the usual interval while the writer stays as it is."""
 
+WRITER_AGE_SHARE = 0.125
+"""A writer that inserted before the doorbell was armed does not ring. It keeps the bell from being armed, and is looked at again after
+such a part of the time for which it has been open: its rows wait for no more than that beside it."""
+
 POLL_MIN_S = 0.001
 POLL_MAX_S = 0.01
 """After a row the relay polls so often, backing off to the second, until it arms the doorbell; and not sooner again than
@@ -231,13 +235,18 @@ class Reader:
         return is_time and not self._is_idle and self._engine.reading.may_read_beyond()
 
     def _is_check_due(self, now: float) -> bool:
+        return self._must_check or now >= self._last_check_at + self._check_interval_s()
+
+    def _check_interval_s(self) -> float:
         engine = self._engine
         interval_s = min(engine.settings.poll_interval_s, BACKLOG_INTERVAL_S)
         if not self._is_idle:
             interval_s = min(interval_s, CHECK_INTERVAL_S)
+        elif not self._is_listening and (age_s := engine.reading.newest_writer_s) is not None:
+            interval_s = min(interval_s, max(CHECK_INTERVAL_S, WRITER_AGE_SHARE * age_s))
         if not engine.reading.may_read_beyond():
             interval_s = min(interval_s, self._recheck_s)
-        return self._must_check or now >= self._last_check_at + interval_s
+        return interval_s
 
     async def _check(self, now: float) -> None:
         engine = self._engine
@@ -263,10 +272,14 @@ class Reader:
             self._is_listening = False
         if self._is_idle:
             wait_s = poll_interval_s
+            if engine.reading.open_writers:
+                wait_s = min(wait_s, max(0.0, self._last_check_at + self._check_interval_s() - now))
             # Who was rung, and was idle again before it had looked at all, is armed and must look once more.
             if self._can_arm and not (self._is_armed and self._is_listening):
-                if now >= self._arms_at and await self._arm():
-                    # Whoever inserted before the lock was granted did not ring: read once more.
+                if now >= self._arms_at:
+                    # Whoever inserted before the lock was granted did not ring: read once more. Or, where it was not granted, see who
+                    # is in the way.
+                    await self._arm()
                     return 0.0
                 wait_s = min(wait_s, max(0.0, self._arms_at - engine.clock.now()))
         else:
@@ -295,7 +308,7 @@ class Reader:
         """When to try for the lock, or to look whether another one still has it."""
         return self._listens_until if self._is_listening else self._next_arm_at
 
-    async def _arm(self) -> bool:
+    async def _arm(self) -> None:
         engine = self._engine
         armed = await engine.outbox.arm(min(ARM_WAIT_S, engine.settings.poll_interval_s))
         if armed is Armed.TIMED_OUT:
@@ -305,8 +318,7 @@ class Reader:
         self._listens_until = engine.clock.now() + LISTEN_S
         self._is_armed = armed is Armed.GRANTED
         self._is_listening = armed is not Armed.TIMED_OUT
-        self._must_check = self._is_listening
-        return self._is_listening
+        self._must_check = True
 
     async def _disarm(self) -> None:
         self._is_armed = self._is_listening = False

@@ -151,6 +151,11 @@ class Reading:
         """For how long the oldest open writer has been seen, in the database's seconds; 0 without one."""
         return max((self._checked_at - writer.seen_at for writer in self._open.values()), default=0.0)
 
+    @property
+    def newest_writer_s(self) -> float | None:
+        """The same of the newest; none without one."""
+        return min((self._checked_at - writer.seen_at for writer in self._open.values()), default=None)
+
     def _all(self) -> list[_Writer]:
         return [*self._open.values(), *self._ended]
 

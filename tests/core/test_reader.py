@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import logging
 from typing import Any
 
@@ -182,7 +183,7 @@ async def test_checks_that_raise_s_do_not_keep_a_relay_awake() -> None:
     for _ in range(400):
         parts.clock.time += await parts.reader._turn()
     pages = len(parts.outbox.calls("page"))
-    assert parts.clock.time - 1000.0 > 100.0
+    assert parts.clock.time - 1000.0 > 90.0
     assert pages < 900
 
 
@@ -472,6 +473,26 @@ async def test_a_ring_that_brought_nothing_gives_the_lock_back() -> None:
     parts.reader.on_ring()
     await parts.reader._turn()
     assert len(parts.outbox.calls("disarm")) == 1
+
+
+async def test_a_writer_that_will_not_ring_is_looked_at_after_a_part_of_its_age() -> None:
+    """It inserted before the bell could be armed: once the relay was idle its rows waited for the poll interval, and those of
+    transactions of 0.3 s for as long at the median."""
+    parts = reading_parts()
+    clock, began, looks = parts.clock, 1001.0, [0.0]
+
+    def check() -> Check:
+        looks.append(clock.time - began)
+        return Check(1, [Writer("3/1", 700)] if clock.time >= began else [], clock.time)
+
+    parts.outbox.answers["check"] = check
+    while looks[-1] < 8.0:
+        clock.time += max(0.001, await parts.reader._turn())
+    ages = looks[looks.index(min(look for look in looks if look > 0.0)) :]
+    assert ages[0] < 0.51, "at the latest when it kept the bell from being armed"
+    for before, after in itertools.pairwise(ages):
+        assert after - before < max(0.05, 0.125 * (before - ages[0])) + 0.002
+    assert len(ages) < 60, "an old one costs no more than a poll"
 
 
 async def test_a_row_that_came_without_a_ring_sends_the_reader_back_to_the_bell() -> None:
