@@ -154,7 +154,7 @@ class AsyncpgLedger:
             case Place.STALE:
                 return Outcome.STALE
             case Place.GAP:
-                raise Transient(f"version {version} came after {applied}", error_class=ErrorClass.GAP)
+                raise Transient(f"version {version} came after {max(applied, 0)}", error_class=ErrorClass.GAP)
             case Place.NEXT:
                 await handler(message, connection)
                 await connection.execute(self._version_set, *key, version)

@@ -68,11 +68,17 @@ class Mailbox:
         self._tables = (names["table"], names["writer"])
         # Of this life: the next one waits until this one's lease is over.
         self._owner = secrets.token_hex(16)
+        self._has_resigned = False
 
     async def check(self) -> None:
         """Have a session, and the right to write; claimed each time, for it may have been lost without our knowing.
         Raises SchemaMissing, Standby, DatabaseError.
         """
+        self._has_resigned = False
+        await self.reopen()
+
+    async def reopen(self) -> None:
+        """As `check`; whoever has resigned has the session only."""
         async with self._lock:
             connection = self._connection
             if connection is None or connection.is_closed():
@@ -98,6 +104,8 @@ class Mailbox:
         for name in self._tables:
             if await connection.fetchval("SELECT to_regclass($1)", name) is None:
                 raise SchemaMissing(f"there is no table {name}", hint="relay inbox migrate")
+        if self._has_resigned:
+            return
         is_direct = connection.get_server_pid() == await connection.fetchval("SELECT pg_backend_pid()")
         said = await connection.execute(self._claim, self._queue, self._owner, LEASE, is_direct)
         self._demand_right(said)
@@ -118,15 +126,25 @@ class Mailbox:
             return fresh
 
     async def gauges(self) -> Gauges:
-        """What waits; the lease is renewed at the same time. Raises DatabaseError, Standby."""
+        """What waits; a right that was not given back is renewed at the same time. Raises DatabaseError, Standby."""
         async with self._lock:
             connection = self._open_connection()
             with mapped_errors():
-                async with connection.transaction():
-                    await self._renew(connection)
+                if not self._has_resigned:
+                    async with connection.transaction():
+                        await self._renew(connection)
                 async with connection.transaction():
                     row = await connection.fetchrow(self._gauges, PENDING_MAX)
             return Gauges(row["pending"], row["oldest_age_s"], row["due_age_s"], row["parked"])
+
+    async def resign(self) -> None:
+        """Give the right back, and do not take it before the next `check`. Where the database is away it runs out by itself."""
+        self._has_resigned = True
+        async with self._lock:
+            with contextlib.suppress(DatabaseUnavailable, *DRIVER_ERRORS, Standby):
+                connection = self._open_connection()
+                async with connection.transaction():
+                    await self._renew(connection, timedelta(0))
 
     async def close(self) -> None:
         """Give the right back, so that nobody has to wait for its end."""

@@ -10,6 +10,7 @@
 from __future__ import annotations
 
 from enum import StrEnum
+from typing import Final
 
 
 class Order(StrEnum):
@@ -28,10 +29,16 @@ class Place(StrEnum):
     GAP = "gap"
 
 
+NOTHING: Final = -1
+"""The version that was applied last where none was: versions are 0 or more. sql/inbox/version_lock.sql has it too."""
+
+
 def place(applied: int, version: int, first: int | None) -> Place:
-    """`applied` is 0 where nothing was. `first` is the version that an aggregate begins with, None: any."""
+    """`applied` is `NOTHING` where nothing was. `first` is the version that an aggregate begins with; None: whichever comes
+    first, and an older one that comes after it is stale.
+    """
     if version <= applied:
         return Place.STALE
-    if applied == 0:
+    if applied == NOTHING:
         return Place.NEXT if first is None or version <= first else Place.GAP
     return Place.NEXT if version == applied + 1 else Place.GAP

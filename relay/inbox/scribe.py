@@ -118,7 +118,7 @@ class Scribe(Hand):
             self._shared.tell_away("database", away)
             await self._life.rest(backoff_s(failures, self._shared.random.random()))
             try:
-                await self._mailbox.check()
+                await self._mailbox.reopen()
                 return
             except Standby:
                 raise

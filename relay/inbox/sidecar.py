@@ -67,7 +67,12 @@ async def _live(config: Config, log: logs.Log) -> None:
     )
     errands = [lambda: _watch(mailbox, shared, station.leave), lambda: _purge(config, mailbox, metrics, log)]
     station: Station = Station(
-        shared, config.inbox_amqp_urls, mailbox, lambda life, lane: Scribe(shared, life, lane, mailbox), errands
+        shared,
+        config.inbox_amqp_urls,
+        mailbox,
+        lambda life, lane: Scribe(shared, life, lane, mailbox),
+        errands,
+        mailbox.resign,
     )
     collector = TableCollector(METRICS, metrics)
     redact, variable = config.redactor.redact, "RELAY_INBOX_LISTEN"
@@ -103,7 +108,7 @@ async def _watch(mailbox: Mailbox, shared: Shared, leave: Callable[[str], None])
 async def _reopen(mailbox: Mailbox, shared: Shared) -> bool:
     """Whether the database is away; that another one writes is the station's to tell."""
     try:
-        await mailbox.check()
+        await mailbox.reopen()
     except Standby:
         return False
     except RelayError as error:
@@ -120,7 +125,7 @@ async def _purge(config: Config, mailbox: Mailbox, metrics: InboxMetrics, log: l
 
     while True:
         try:
-            await mailbox.check()
+            await mailbox.reopen()
         except RelayError:
             # No table, no database, no right to write: `_watch` and the station say so.
             await asyncio.sleep(GAUGE_INTERVAL_S)

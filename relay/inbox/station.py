@@ -11,7 +11,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import re
-from collections.abc import Callable, Coroutine, Sequence
+import time
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from enum import StrEnum
 from typing import Final, Protocol, TypeVar
 
@@ -30,6 +31,9 @@ GAUGE_END_TIMEOUT_S: Final = 1.0
 
 STEADY_S: Final = 10.0
 """A link that was consumed so long had come up; one that is lost sooner is one more failure in a row."""
+
+LINKLESS_S: Final = 10.0
+"""Whoever had no link for so long gives back the right that others wait for: the mailbox's lease."""
 
 T = TypeVar("T")
 
@@ -52,7 +56,8 @@ class Backing(Protocol):
 
 class Station:
     """`hands` makes one worker of a link's life. `errands` go on beside the work, until the end; they handle their own
-    failures.
+    failures. `resign` gives back what only one can have, until the backing is checked again: called when there was no link
+    for `LINKLESS_S`, and from then on the broker is tried first.
     """
 
     def __init__(
@@ -62,6 +67,7 @@ class Station:
         backing: Backing,
         hands: Callable[[Life, Lane], Hand],
         errands: Sequence[Callable[[], Coroutine[None, None, None]]] = (),
+        resign: Callable[[], Awaitable[None]] | None = None,
     ) -> None:
         self._shared = shared
         self._settings = shared.settings
@@ -70,6 +76,9 @@ class Station:
         self._backing = backing
         self._hands = hands
         self._errands = errands
+        self._resign = resign
+        self._has_resigned = False
+        self._linked_at = time.monotonic()
         self.metrics = shared.metrics
         self.readiness = shared.readiness
         self.readiness.add("broker", "not connected yet")
@@ -102,6 +111,8 @@ class Station:
         try:
             while not self._stopping.is_set():
                 try:
+                    if self._has_resigned:
+                        await self._unless_stopped(self._try_broker())
                     await self._unless_stopped(self._check())
                     # A stop that came meanwhile had no life to end.
                     if not self._stopping.is_set():
@@ -111,12 +122,30 @@ class Station:
                 except RelayError as error:
                     self._failures += 1
                     self._tell(error)
+                    await self._resign_without_link(error)
                 await self._back_off()
         finally:
             for errand in errands:
                 errand.cancel()
             await asyncio.gather(*errands, return_exceptions=True)
             await self._backing.close()
+
+    async def _resign_without_link(self, error: RelayError) -> None:
+        """Another one may have a broker: it takes over."""
+        is_linkless = isinstance(error, BrokerUnavailable) and time.monotonic() - self._linked_at >= LINKLESS_S
+        if self._resign is not None and is_linkless and not self._has_resigned:
+            self._has_resigned = True
+            await self._unless_stopped(self._give_back(self._resign))
+
+    async def _give_back(self, resign: Callable[[], Awaitable[None]]) -> None:
+        await resign()
+        self._log.warning("right_given_back", queue=self._queue, hint="another sidecar that has a broker takes over")
+
+    async def _try_broker(self) -> None:
+        """Raises BrokerUnavailable."""
+        await _close(await self._connect("consumer"))
+        self._has_resigned = False
+        self._linked_at = time.monotonic()
 
     async def _check(self) -> None:
         await self._backing.check()
@@ -151,6 +180,7 @@ class Station:
             for task in tasks:
                 task.cancel()
             await asyncio.gather(gauges, *tasks, return_exceptions=True)
+            self._linked_at = time.monotonic()
             await publisher.close()
             await _close(connection)
         for task in tasks:

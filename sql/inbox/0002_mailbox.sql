@@ -84,7 +84,7 @@ LANGUAGE sql VOLATILE AS $body$
 $body$;
 
 -- The attempt failed; called in a transaction of its own, after the ROLLBACK. `class` is transient, unknown or permanent;
--- n delays are n + 1 attempts, each 20 % longer or shorter. Says what became of it: deferred, parked, or NULL where there
+-- n delays, none of them NULL, are n + 1 attempts, each 20 % longer or shorter. Says what became of it: deferred, parked, or NULL where there
 -- is no such message at work.
 CREATE OR REPLACE FUNCTION {failed}(
     id text, class text, error_text text DEFAULT '', delays interval[] DEFAULT '{5 seconds,30 seconds,5 minutes}'
@@ -93,8 +93,14 @@ LANGUAGE plpgsql VOLATILE AS $body$
 DECLARE
     verdict text;
 BEGIN
-    IF class NOT IN ('transient', 'unknown', 'permanent') THEN
+    IF class IS NULL OR class NOT IN ('transient', 'unknown', 'permanent') THEN
         RAISE EXCEPTION 'no class %: transient, unknown or permanent', quote_nullable(class) USING ERRCODE = '22023';
+    END IF;
+    -- A delay that is NULL or negative would be none: the message would come again at once, for ever where delays is NULL.
+    IF delays IS NULL OR array_ndims(delays) > 1
+       OR EXISTS (SELECT FROM unnest(delays) delay WHERE delay IS NULL OR delay < interval '0') THEN
+        RAISE EXCEPTION 'no delays %: an array of intervals from 0 on, ''{}'' for one attempt', quote_nullable(delays::text)
+            USING ERRCODE = '22023', HINT = 'leave the argument out for its default';
     END IF;
     UPDATE {table} SET
         attempts = attempts + 1,

@@ -325,6 +325,16 @@ async def test_by_version_a_gap_that_stays_is_parked(inbox: Site) -> None:
     assert parked.headers[names.LAST_ERROR] == "after 4 attempts: version 7 came after 0"
 
 
+@pytest.mark.parametrize("first", [0, None])
+async def test_by_version_zero_is_a_version(inbox: Site, first: int | None) -> None:
+    await inbox.declare()
+    await inbox.start(inbox.consumer(order=Order.VERSION, first_version=first))
+    await inbox.publish("m0", **versioned(0))
+    await inbox.effects_are({"m0": 1})
+    await inbox.publish("m1", **versioned(1))
+    await inbox.effects_are({"m0": 1, "m1": 1})
+
+
 async def test_by_version_a_consumer_that_joins_later_begins_anywhere(inbox: Site) -> None:
     await inbox.declare()
     await inbox.start(inbox.consumer(order=Order.VERSION, first_version=None))

@@ -29,7 +29,7 @@ from relay.inbox.faults import classify, is_database_away
 from relay.inbox.hand import Shared
 from relay.inbox.message import read
 from relay.inbox.metrics import METRICS, InboxMetrics
-from relay.inbox.order import Order, Place, place
+from relay.inbox.order import NOTHING, Order, Place, place
 from relay.inbox.outcome import (
     KINDS,
     BrokerRetry,
@@ -281,8 +281,11 @@ def test_places() -> None:
     assert place(6, 7, 1) is Place.NEXT
     assert place(6, 8, 1) is Place.GAP
     assert place(7, 7, 1) is Place.STALE and place(7, 3, 1) is Place.STALE
-    assert place(0, 1, 1) is Place.NEXT and place(0, 2, 1) is Place.GAP
-    assert place(0, 7, None) is Place.NEXT and place(7, 9, None) is Place.GAP
+    assert place(NOTHING, 1, 1) is Place.NEXT and place(NOTHING, 2, 1) is Place.GAP
+    assert place(NOTHING, 7, None) is Place.NEXT and place(7, 9, None) is Place.GAP
+    for first in 0, 1, None:
+        assert place(NOTHING, 0, first) is Place.NEXT and place(0, 0, first) is Place.STALE
+        assert place(0, 1, first) is Place.NEXT and place(0, 2, first) is Place.GAP
 
 
 # ---------------------------------------------------------------- copies

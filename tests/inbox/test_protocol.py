@@ -67,6 +67,11 @@ async def test_a_keys_messages_follow_each_other(inbox: Site, other: asyncpg.Con
 async def test_what_makes_no_sense_is_refused(other: asyncpg.Connection) -> None:
     with pytest.raises(asyncpg.InvalidParameterValueError, match="transient, unknown or permanent"):
         await other.fetchval("SELECT inbox_failed('m1', 'odd')")
+    with pytest.raises(asyncpg.InvalidParameterValueError, match="no class NULL: transient, unknown or permanent"):
+        await other.fetchval("SELECT inbox_failed('m1', NULL)")
+    for delays in "NULL", "'{NULL}'", "'{5s,-1s}'", "'{{1s,2s}}'":
+        with pytest.raises(asyncpg.InvalidParameterValueError, match=r"no delays .*: an array of intervals from 0 on"):
+            await other.fetchval(f"SELECT inbox_failed('m1', 'transient', 'text', {delays})")
     assert await other.fetchval("SELECT inbox_failed('nobody', 'unknown')") is None
     assert await other.fetchval("SELECT inbox_redrive('nobody')") is False
 

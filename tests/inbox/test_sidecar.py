@@ -239,6 +239,70 @@ async def test_a_second_one_stands_by_and_takes_over(inbox: Site, sidecars: Any)
     await eventually(is_there)
 
 
+LINKLESS_SOON = "import relay.inbox.station; relay.inbox.station.LINKLESS_S = 1.0"
+
+
+async def test_one_that_lost_the_broker_alone_gives_its_right_back(
+    inbox: Site, settings: dict[str, str], sidecars: Any, tmp_path: Path
+) -> None:
+    """Its lease would be renewed for ever, and the one that has a broker would never consume. Back again, it stands by."""
+    async with Proxy(inbox.amqp_url) as proxy:
+        first = Sidecar({**settings, "RELAY_INBOX_AMQP_URL": proxy.url}, tmp_path / "first.log", prelude=LINKLESS_SOON)
+        try:
+            await first.ready()
+            second: Sidecar = sidecars()
+            await eventually(lambda: second.reasons() >= {"standby"}, 20)
+            proxy.refuses = True
+            proxy.cut()
+            await second.ready(30)
+            await inbox.publish("m1")
+
+            async def is_there() -> bool:
+                return await rows(inbox) == ["m1"]
+
+            await eventually(is_there, 20)
+            await eventually(lambda: first.reasons() == {"broker"} and "relay_inbox_pending_rows" in first.metrics())
+            proxy.refuses = False
+            await eventually(lambda: "standby" in first.reasons(), 20)
+            assert [event["event"] for event in first.events()].count("right_given_back") == 1
+            assert [event["event"] for event in second.events()].count("consuming") == 1
+            assert await second.stop() == 0
+            await first.ready(30)
+        finally:
+            first.close()
+
+
+async def test_where_none_has_a_broker_the_right_is_nobodys(
+    inbox: Site, settings: dict[str, str], tmp_path: Path
+) -> None:
+    """It does not go to and fro between them: each gives it back once, and the first one with a broker has it."""
+    async with Proxy(inbox.amqp_url) as one, Proxy(inbox.amqp_url) as other:
+        both: list[Sidecar] = []
+        try:
+            for proxy in one, other:
+                named = {**settings, "RELAY_INBOX_AMQP_URL": proxy.url}
+                both.append(Sidecar(named, tmp_path / f"{len(both)}.log", prelude=LINKLESS_SOON))
+                await eventually(lambda: both[-1].reasons() in (set(), {"broker", "standby"}), 20)
+            for proxy in one, other:
+                proxy.refuses = True
+                proxy.cut()
+            await eventually(lambda: all("right_given_back" in sidecar.text() for sidecar in both), 30)
+            free = "SELECT leased_until < clock_timestamp() FROM inbox_writer"
+            assert await inbox.database.fetchval(free)
+            tried = one.accepted + other.accepted
+            await eventually(lambda: one.accepted + other.accepted >= tried + 3, 30)
+            assert await inbox.database.fetchval(free)
+            other.refuses = False
+            await both[1].ready(30)
+            one.refuses = False
+            await eventually(lambda: "standby" in both[0].reasons(), 20)
+            for sidecar in both:
+                assert [event["event"] for event in sidecar.events()].count("right_given_back") == 1
+        finally:
+            for sidecar in both:
+                sidecar.close()
+
+
 async def test_a_database_that_refuses_every_write_uses_up_no_delivery(inbox: Site, sidecars: Any) -> None:
     """A full disk answers every question: a batch that went back to the queue each time would be dead-lettered soon."""
     limited = {"x-queue-type": "quorum", "x-delivery-limit": 1, "x-dead-letter-exchange": ""}
