@@ -19,23 +19,13 @@ from typing import TypeAlias, TypeVar
 import asyncpg
 
 from relay.core.ports.outbox import Fault, Setback, Settled, Settlement
-from relay.core.refusals import Blame, blame
+from relay.core.refusals import Blame
 from relay.message import Key, Row
+from relay.refusal import blame_of, said
 from relay.settling import Progress, SettlementWriter, Statements, kept, storable
 
 T = TypeVar("T")
 _Step: TypeAlias = Callable[[Statements, Sequence[T], Progress], Awaitable[None]]
-
-
-def blame_of(error: asyncpg.PostgresError) -> Blame:
-    """Whose fault a refusal is, as the driver tells it."""
-    return blame(
-        error.sqlstate or "",
-        is_in_function=bool(error.context),
-        # What refuses a new version of a row: a policy (42501) or a view's check option (44000). A missing right has
-        # the first one's code.
-        is_row_policy=error.server_source_function == "ExecWithCheckOptions",
-    )
 
 
 @dataclass(slots=True)
@@ -167,8 +157,3 @@ class CulpritHunt:
                     self._refused.append(_Refused(Fault(shard, seq, id_, attempts, text), error))
                     keys.append(key)
             await self._record(progress)
-
-
-def said(error: asyncpg.PostgresError) -> str:
-    """What PostgreSQL said of a row; only the first line: details quote rows."""
-    return f"{error.message or type(error).__name__} ({error.sqlstate})"

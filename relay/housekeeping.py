@@ -13,7 +13,6 @@ from collections.abc import Awaitable, Callable
 from typing import Final
 
 from relay.core.holding import Walk
-from relay.core.ports.outbox import Spared
 from relay.engine import Engine
 from relay.errors import DatabaseRefused
 
@@ -32,7 +31,7 @@ DISCARD_BREATH: Final = 4.0
 """Between two full batches the shards are left alone for so many times as long as the first one took."""
 
 SPARED_MAX: Final = 1000
-"""Parked rows that the database refuses to delete are remembered so far; with more of them the retention rests."""
+"""Rows, marked or parked, that the database refuses to delete are remembered so far; with more of them the retention rests."""
 
 SEARCH_INTERVAL_S: Final = 10.0
 """In which all shards have their turn."""
@@ -111,7 +110,10 @@ class Housekeeping:
         """Rows that were seen below floors since the lowest shard had its turn."""
         self._has_marked = engine.settings.marks_sent
         """Whether there may be marked rows to purge."""
-        self._spared: dict[int, Spared] = {}
+        self._kept: set[int] = set()
+        """Seqs of marked rows that the database refuses to delete."""
+        self._spared: set[int] = set()
+        """The same of parked ones."""
         self._walk: Walk | None = None
         self._walk_began = _NEVER
         self._is_walk_told = False
@@ -207,12 +209,15 @@ class Housekeeping:
     async def _purge(self) -> float | None:
         """Marked rows; under `delete` those that a former configuration left."""
         engine = self._engine
-        if not self._has_marked:
+        if not self._has_marked or len(self._kept) >= SPARED_MAX:
             return None
-        purged = await engine.outbox.purge(engine.settings.retention_s, PURGE_ROWS)
-        if purged:
-            engine.log.debug("purged", rows=purged)
-        return 0.0 if purged >= PURGE_ROWS else None
+        purged = await engine.outbox.purge(engine.settings.retention_s, PURGE_ROWS, list(self._kept))
+        for each in purged.refused:
+            self._kept.add(each.seq)
+            engine.log.warning("purge_spared", seq=each.seq, id=each.id, error=each.error)
+        if purged.rows:
+            engine.log.debug("purged", rows=purged.rows)
+        return 0.0 if purged.rows >= PURGE_ROWS or purged.refused else None
 
     async def _search(self) -> float:
         """R5: a few shards a turn; each from the oldest row on, and on from where the last look ended, round and round below the
@@ -262,7 +267,7 @@ class Housekeeping:
         began = engine.clock.now()
         discarded = await engine.outbox.discard_parked(older_than_s, DISCARD_ROWS, list(self._spared))
         for each in discarded.refused:
-            self._spared[each.seq] = each
+            self._spared.add(each.seq)
             engine.log.warning("discard_refused", seq=each.seq, id=each.id, error=each.error)
         if discarded.rows:
             engine.metrics.rows_discarded += discarded.rows

@@ -31,6 +31,7 @@ from relay.core.ports.outbox import (
     Page,
     PageRequest,
     Place,
+    Purged,
     Renewal,
     Searched,
     Settled,
@@ -38,12 +39,14 @@ from relay.core.ports.outbox import (
     Writer,
 )
 from relay.core.refusals import Blame
-from relay.culprits import CulpritHunt, blame_of
+from relay.culprits import CulpritHunt
 from relay.database import mapped_errors
 from relay.errors import DatabaseLost, DatabaseRefused, DatabaseUnavailable, RowUnreadable, StatementTooSlow
 from relay.message import Row
 from relay.migrate import read_schema
 from relay.outbox_sql import COLUMNS, IDENTIFICATION, refuse_unusable, texts
+from relay.purge import Purge
+from relay.refusal import blame_of
 from relay.retention import Retention
 from relay.rows import due_rows, page_rows, reloaded_rows
 from relay.sessions import READ_DEADLINE_S, Group, Sessions
@@ -396,13 +399,19 @@ class PostgresOutbox:
                 await session.fetch("bell_release")
                 self._is_armed = False
 
-    async def purge(self, older_than_s: float, limit: int) -> int:
-        async with (
-            self._sessions.call(Group.READER, self._sessions.bound_s) as session,
-            session.transaction(self._begin_signed),
-        ):
-            ((rows,),) = await session.fetch("purge", self._instance, older_than_s, limit)
-        return int(rows)
+    async def purge(self, older_than_s: float, limit: int, spared: Sequence[int] = ()) -> Purged:
+        sessions = self._sessions
+        async with sessions.call(Group.READER, sessions.bound_s) as session:
+            purge = Purge(session, self._instance, older_than_s, limit, spared)
+            try:
+                async with session.transaction(self._begin_signed):
+                    return await purge.delete()
+            except asyncpg.PostgresError as error:
+                if blame_of(error) is Blame.SERVER:
+                    raise
+            session.set_deadline(sessions.bound_s)
+            async with session.transaction(self._begin_signed):
+                return await purge.delete_in_parts(sessions.bound_s * HUNT_SHARE)
 
     async def search(self, positions: Sequence[tuple[int, int]], limit: int) -> Searched:
         """As `core.ports.outbox.Outbox.search`. That a shard's owner was unseated the next renewal tells."""

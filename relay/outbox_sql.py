@@ -61,6 +61,7 @@ _QUERIES: Final = (
     "parked_fault_end",
     "promote",
     "purge",
+    "purge_next",
     "release",
     "reload",
     "renew",
@@ -137,7 +138,7 @@ def texts(schema: Schema, system_identifier: str) -> dict[str, str]:
         "shard_of_o": shard_sql(),
         "fingerprint": fingerprint_sql(schema, system_identifier),
     }
-    for part in ("backlog_estimate", "blocker", "is_due"):
+    for part in ("backlog_estimate", "blocker", "is_due", "purgeable"):
         values[part] = fill(sql_file(f"parts/{part}.sql"), values).rstrip()
     for index, per_page in _PER_PAGE.items():
         named = {"index": literal(table.derived(f"_{index}")), "per_page": str(per_page)}

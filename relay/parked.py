@@ -20,12 +20,12 @@ import asyncpg
 
 from relay.config import Config
 from relay.core.refusals import Blame
-from relay.culprits import blame_of
 from relay.errors import DatabaseRefused, DatabaseUnavailable
 from relay.parked_rows import Action as Action
 from relay.parked_rows import Filter as Filter
 from relay.parked_rows import Listing, Outcome, ParkedRow, Progress, takes_expired
 from relay.parked_table import ParkedTable, open_parked
+from relay.refusal import blame_of
 
 BATCH_ROWS: Final = 500
 """Rows a transaction: 35 to 70 ms measured, which settlements of the same shards wait for."""
@@ -43,11 +43,7 @@ SLICES_PER_S: Final = 4
 PATIENCE_S: Final = 30.0
 """How long a batch is tried again while somebody keeps one of its shards locked."""
 
-_BUSY: Final = (
-    asyncpg.LockNotAvailableError,
-    asyncpg.DeadlockDetectedError,
-    asyncpg.QueryCanceledError,
-)
+_BUSY: Final = (asyncpg.LockNotAvailableError, asyncpg.DeadlockDetectedError)
 
 
 # ---------------------------------------------------------------- reading
@@ -142,6 +138,8 @@ class _Run:
     def __init__(self, table: ParkedTable, outcome: Outcome) -> None:
         self._table = table
         self._outcome = outcome
+        self._rows_max = BATCH_ROWS
+        """Rows a transaction; fewer once one took too long."""
 
     async def run(self, chosen: Filter, limit: int | None, pace: _Pace, on_progress: Progress) -> None:
         """All batches, one after the other."""
@@ -165,6 +163,22 @@ class _Run:
         outcome.matched += max(0, selected - planned)
 
     async def _change(self, rows: Sequence[ParkedRow]) -> None:
+        """One transaction, or as many as it takes within the time that it has (L7): a slow trigger of the user's counts in it."""
+        left = list(rows)
+        while left:
+            part = left[: self._rows_max]
+            try:
+                await self._change_part(part)
+            except DatabaseRefused as error:
+                if not isinstance(error.__cause__, asyncpg.QueryCanceledError):
+                    raise
+                if len(part) > 1:
+                    self._rows_max = len(part) // 2
+                    continue
+                self._outcome.refused.append((part[0].id, error.message))
+            del left[: len(part)]
+
+    async def _change_part(self, rows: Sequence[ParkedRow]) -> None:
         """One transaction; where a row's trigger or constraint refuses, by halves, until only that row is left out."""
         outcome = self._outcome
         try:

@@ -16,12 +16,12 @@ import asyncpg
 
 from relay.config import Config
 from relay.core.refusals import Blame
-from relay.culprits import blame_of
 from relay.database import Connection, close, connect, fill, literal, mapped_errors, sql_file
 from relay.errors import NothingMatched
 from relay.migrate import Schema, read_schema
 from relay.outbox_sql import texts
 from relay.parked_rows import Action, Filter, Listing, ParkedRow
+from relay.refusal import blame_of, changed
 from relay.rows import body_sql, shard_sql
 from relay.sessions import Session, Sessions
 
@@ -150,7 +150,7 @@ class ParkedTable:
                     records = await self._end_fault(action, rows[0])
                 else:
                     name = "parked_redrive" if action is Action.REDRIVE else "parked_discard"
-                    records = await session.fetch(name, [row.id for row in rows], [row.seq for row in rows])
+                    records = changed(await session.fetch(name, [row.id for row in rows], [row.seq for row in rows]))
                 keys = sorted({(kind, key) for _, kind, key in records if key is not None})
                 if keys:
                     await self._promote(keys)
@@ -164,7 +164,7 @@ class ParkedTable:
         await session.execute("SAVEPOINT promotion")
         try:
             records = await session.fetch("promote", [kind for kind, _ in keys], [key for _, key in keys])
-            owed = [(kind, key) for _, kind, key, is_promoted, _, _ in records if not is_promoted]
+            owed = [(kind, key) for _, kind, key, is_promoted, *_ in records if not is_promoted]
         except asyncpg.PostgresError as error:
             if blame_of(error) is Blame.SERVER:
                 raise
@@ -179,8 +179,7 @@ class ParkedTable:
         if not await session.fetch("parked_fault_end", row.id, row.seq):
             return []
         name = "parked_fault_lower" if action is Action.REDRIVE else "parked_fault_discard"
-        records: list[tuple[int, str, str | None]] = await session.fetch(name, row.id, row.seq)
-        return records or [(row.seq, "", None)]
+        return changed(await session.fetch(name, row.id, row.seq)) or [(row.seq, "", None)]
 
 
 @contextlib.asynccontextmanager

@@ -18,8 +18,8 @@ import asyncpg
 
 from relay.core.ports.outbox import Discarded, Spared
 from relay.core.refusals import Blame
-from relay.culprits import blame_of, said
 from relay.message import Key
+from relay.refusal import blame_of, changed, said
 from relay.sessions import Session
 
 FAULTS_MAX: Final = 10
@@ -69,7 +69,7 @@ class Retention:
             try:
                 async with self._part():
                     ids, seqs = [id_ for _, id_ in part], [seq for seq, _ in part]
-                    self._count(await self.session.fetch("parked_discard", ids, seqs))
+                    self._count(changed(await self.session.fetch("parked_discard", ids, seqs)))
             except asyncpg.PostgresError as error:
                 _raise_unless_a_rows(error)
                 if len(part) == 1:
@@ -86,7 +86,7 @@ class Retention:
         try:
             async with self._part():
                 if await self.session.fetch("parked_fault_end", id_, seq):
-                    records = await self.session.fetch("parked_fault_discard", id_, seq)
+                    records = changed(await self.session.fetch("parked_fault_discard", id_, seq))
                     self._count(records or [(seq, "", None)])
         except asyncpg.PostgresError as error:
             _raise_unless_a_rows(error)
@@ -120,7 +120,7 @@ class Retention:
         except asyncpg.PostgresError as error:
             _raise_unless_a_rows(error)
             return [(self._touched[key], key) for key in keys]
-        return [(shard, (kind, key)) for shard, kind, key, is_promoted, _, _ in records if not is_promoted]
+        return [(shard, (kind, key)) for shard, kind, key, is_promoted, *_ in records if not is_promoted]
 
 
 def _raise_unless_a_rows(error: asyncpg.PostgresError) -> None:

@@ -16,6 +16,7 @@ from typing import Any, Protocol
 from relay import arrays
 from relay.core.ports.outbox import Setback, Settled, Settlement
 from relay.message import Aside, Key, Row
+from relay.refusal import demand_change
 
 
 class Statements(Protocol):
@@ -108,15 +109,25 @@ class SettlementWriter:
                     settled.done.extend(rows)
                     return
                 missing = _parted(rows, found, settled.done)
-        found, freed = await session.fetch_one(by_id, *_identities(missing))
-        if freed is not None:
-            was_aside = set(freed)
-            progress.touch(row for row in missing if row.seq in was_aside)
-        missing = _parted(missing, found or (), settled.done)
+        if untouched := await self._send_by_id(session, by_id, missing, progress):
+            # They are locked by now: those that somebody had changed at that moment go this time.
+            demand_change(await self._send_by_id(session, by_id, untouched, progress))
+        done = set(settled.done)
+        missing = [row for row in missing if row not in done]
         if missing:
             (unsent,) = await session.fetch_one("unsent", *_identities(missing))
             # Gone, or sent before (an unknown COMMIT that did happen): nothing is left to do.
             settled.done.extend(_parted(missing, unsent or (), settled.locked))
+
+    async def _send_by_id(self, session: Statements, name: str, rows: Sequence[Row], progress: Progress) -> list[Row]:
+        """Those that were locked and did not change."""
+        found, freed, untouched = await session.fetch_one(name, *_identities(rows))
+        if freed is not None:
+            was_aside = set(freed)
+            progress.touch(row for row in rows if row.seq in was_aside)
+        _parted(rows, found or (), progress.settled.done)
+        seqs = set(untouched or ())
+        return [row for row in rows if row.seq in seqs]
 
     # ------------------------------------------------------------ by address only (S2)
 
@@ -128,7 +139,7 @@ class SettlementWriter:
             return
         setbacks = [chosen[row.seq] for row in rows]
         assert all(each.aside in (Aside.DEFERRED, Aside.PARKED) for each in setbacks), "set back elsewhere"
-        (found,) = await session.fetch_one(
+        found, untouched = await session.fetch_one(
             "set_back",
             *_addresses(rows),
             [each.aside.value for each in setbacks],
@@ -142,20 +153,23 @@ class SettlementWriter:
             self.name,
             self.version,
         )
+        demand_change(untouched)
         await self._written(session, rows, found, progress)
 
     async def hold(self, session: Statements, rows: Sequence[Row], progress: Progress) -> None:
         """Followers of rows that were set back become held (H1)."""
         rows = _addressed(rows, progress)
         if rows:
-            (found,) = await session.fetch_one("hold", *_addresses(rows))
+            found, untouched = await session.fetch_one("hold", *_addresses(rows))
+            demand_change(untouched)
             await self._written(session, rows, found, progress)
 
     async def test(self, session: Statements, rows: Sequence[Row], progress: Progress) -> None:
         """Rows that have a blocker become held, the others come back (H2)."""
         rows = _addressed(rows, progress)
         if rows:
-            held, free = await session.fetch_one("test", *_addresses(rows))
+            held, free, untouched = await session.fetch_one("test", *_addresses(rows))
+            demand_change(untouched)
             rest = _parted(rows, free or (), progress.settled.unblocked)
             await self._written(session, rest, held, progress)
 
@@ -163,7 +177,8 @@ class SettlementWriter:
         """Rows read before their time wait for it (H6)."""
         rows = _addressed(rows, progress)
         if rows:
-            (found,) = await session.fetch_one("schedule", *_addresses(rows))
+            found, untouched = await session.fetch_one("schedule", *_addresses(rows))
+            demand_change(untouched)
             await self._written(session, rows, found, progress)
 
     async def _written(
@@ -186,7 +201,8 @@ class SettlementWriter:
         # In a fixed order, so that two transactions lock rows in the same one.
         ordered = sorted(keys)
         records = await session.fetch("promote", [kind for kind, _ in ordered], [id_ for _, id_ in ordered])
-        for shard, kind, id_, is_promoted, seq, ctid in records:
+        demand_change([each for each in records if each["is_untouched"]])
+        for shard, kind, id_, is_promoted, seq, ctid, _ in records:
             if is_promoted:
                 progress.settled.promoted.add(shard)
                 progress.settled.moved[seq] = ctid

@@ -10,4 +10,5 @@ WITH t AS (
            FOR NO KEY UPDATE OF o SKIP LOCKED),
      u AS (UPDATE {table} o SET aside = 'held', holds = true, due_at = NULL
              FROM t WHERE o.ctid = t.c AND o.seq = t.seq RETURNING o.seq)
-SELECT array_agg(u.seq) AS seqs FROM u
+SELECT array_agg(u.seq) FILTER (WHERE u.seq IS NOT NULL) AS seqs, array_agg(t.seq) FILTER (WHERE u.seq IS NULL) AS untouched
+  FROM t LEFT JOIN u ON u.seq = t.seq

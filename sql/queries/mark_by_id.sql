@@ -1,5 +1,6 @@
 -- Purpose: mark sent rows by their identity, where the address was no longer right or is not known (S2);
---          which were found, and which of them were aside.
+--          which were found, which of them were aside, and which were locked and yet did not change: somebody had changed
+--          them meanwhile, or a trigger suppresses it.
 -- Values:  $1 ids, $2 seqs.
 -- Locks:   FOR NO KEY UPDATE SKIP LOCKED on the rows.
 -- Index:   the primary key.
@@ -11,4 +12,6 @@ WITH t AS (
            FOR NO KEY UPDATE OF o SKIP LOCKED),
      u AS (UPDATE {table} o SET sent_at = clock_timestamp(), aside = NULL, holds = NULL, due_at = NULL
           FROM t WHERE o.ctid = t.c AND o.seq = t.seq RETURNING o.seq, t.was_aside)
-SELECT array_agg(u.seq) AS seqs, array_agg(u.seq) FILTER (WHERE u.was_aside) AS freed FROM u
+SELECT array_agg(u.seq) FILTER (WHERE u.seq IS NOT NULL) AS seqs, array_agg(u.seq) FILTER (WHERE u.was_aside) AS freed,
+       array_agg(t.seq) FILTER (WHERE u.seq IS NULL) AS untouched
+  FROM t LEFT JOIN u ON u.seq = t.seq

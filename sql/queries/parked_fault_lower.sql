@@ -11,4 +11,4 @@ WITH r AS MATERIALIZED (
      lowered AS (
         UPDATE {shard} s SET epoch = s.epoch + 1, floor = least(s.floor, $2::bigint - 1)
           FROM r WHERE s.shard = r.shard AND r.aside IS NULL)
-SELECT $2::bigint AS seq, coalesce(r.aggregate_type, '') AS aggregate_type, r.aggregate_id FROM r
+SELECT $2::bigint AS seq, coalesce(r.aggregate_type, '') AS aggregate_type, r.aggregate_id, false AS is_untouched FROM r

@@ -21,5 +21,6 @@ WITH k AS MATERIALIZED (SELECT DISTINCT k.t, k.a FROM unnest($1::text[], $2::tex
      u AS (
         UPDATE {table} o SET aside = 'deferred', due_at = clock_timestamp()
           FROM t WHERE o.ctid = t.c AND o.seq = t.seq RETURNING o.seq, o.ctid AS c)
-SELECT lowest.shard, lowest.t AS aggregate_type, lowest.a AS aggregate_id, u.seq IS NOT NULL AS is_promoted, u.seq, u.c::text AS ctid
-  FROM lowest LEFT JOIN u ON u.seq = lowest.seq
+SELECT lowest.shard, lowest.t AS aggregate_type, lowest.a AS aggregate_id, u.seq IS NOT NULL AS is_promoted, u.seq, u.c::text AS ctid,
+       t.seq IS NOT NULL AND u.seq IS NULL AS is_untouched
+  FROM lowest LEFT JOIN t ON t.seq = lowest.seq LEFT JOIN u ON u.seq = lowest.seq

@@ -1,19 +1,10 @@
--- Purpose: delete marked rows past their age, oldest first, of our own shards below their floors. A few marked rows a shard
---          are looked at, from the bottom: where those are too young, so are the ones above, but for what was redriven. Rows
---          in the fault table are passed over, or enough of them at the bottom would keep all that lies above them.
--- Values:  $1 instance, $2 age in seconds, $3 rows in all.
+-- Purpose: delete marked rows past their age; how many, and those that were locked and are still there: a trigger suppresses it.
+-- Values:  $1 instance, $2 age in seconds, $3 rows in all, $4 seqs of rows that are spared.
 -- Locks:   the deleted rows, SKIP LOCKED.
 -- Index:   {read_index}, one descent a shard.
--- Caller:  relay/outbox.py `purge`.
-WITH look AS MATERIALIZED (
-        SELECT (4 * $3::bigint / greatest(count(*), 1) + 16)::int AS rows FROM {shard} WHERE owner = $1::text),
-     old AS MATERIALIZED (
-        SELECT x.c, x.seq FROM {shard} s CROSS JOIN LATERAL (
-            SELECT o.ctid AS c, o.seq, o.sent_at FROM {table} o
-             WHERE {shard_of_o} = s.shard AND o.aside IS NULL AND o.seq <= s.floor AND o.sent_at IS NOT NULL ORDER BY o.seq LIMIT (SELECT rows FROM look)) x
-         WHERE s.owner = $1::text AND x.sent_at < statement_timestamp() - $2::float8 * interval '1 second'
-         ORDER BY x.seq LIMIT $3::int),
+-- Caller:  relay/purge.py.
+{purgeable},
      t AS (SELECT o.ctid AS c, o.seq FROM old JOIN {table} o ON o.ctid = old.c
             WHERE o.seq = old.seq AND o.sent_at IS NOT NULL FOR UPDATE OF o SKIP LOCKED),
-     d AS (DELETE FROM {table} o USING t WHERE o.ctid = t.c AND o.seq = t.seq RETURNING 1)
-SELECT count(*) AS rows FROM d
+     d AS (DELETE FROM {table} o USING t WHERE o.ctid = t.c AND o.seq = t.seq RETURNING o.seq)
+SELECT count(d.seq) AS rows, array_agg(t.seq) FILTER (WHERE d.seq IS NULL) AS untouched FROM t LEFT JOIN d ON d.seq = t.seq

@@ -24,4 +24,5 @@ WITH t AS (
                   failure_exchange = t.exchange, failure_routing_key = t.routing_key,
                   failure_relay = $12::text, failure_relay_version = $13::text
              FROM t WHERE o.ctid = t.c AND o.seq = t.seq RETURNING o.seq)
-SELECT array_agg(u.seq) AS seqs FROM u
+SELECT array_agg(u.seq) FILTER (WHERE u.seq IS NOT NULL) AS seqs, array_agg(t.seq) FILTER (WHERE u.seq IS NULL) AS untouched
+  FROM t LEFT JOIN u ON u.seq = t.seq

@@ -15,4 +15,5 @@ WITH t AS MATERIALIZED (
            FOR NO KEY UPDATE OF o SKIP LOCKED),
      u AS (UPDATE {table} o SET aside = 'held', holds = true, due_at = NULL
              FROM l WHERE o.ctid = l.c AND o.seq = l.seq RETURNING o.seq)
-SELECT (SELECT array_agg(u.seq) FROM u) AS held, (SELECT array_agg(t.seq) FROM t WHERE NOT t.is_blocked) AS unblocked
+SELECT (SELECT array_agg(u.seq) FROM u) AS held, (SELECT array_agg(t.seq) FROM t WHERE NOT t.is_blocked) AS unblocked,
+       (SELECT array_agg(l.seq) FROM l LEFT JOIN u ON u.seq = l.seq WHERE u.seq IS NULL) AS untouched

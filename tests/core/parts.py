@@ -24,6 +24,7 @@ from relay.core.ports.outbox import (
     Page,
     PageRequest,
     Place,
+    Purged,
     Renewal,
     Searched,
     Settled,
@@ -100,7 +101,7 @@ class TestedOutbox:
     def __init__(self, **answers: Any) -> None:
         empty = {
             "backlog": EMPTY,
-            "purge": 0,
+            "purge": Purged(0, ()),
             "search": nothing_found,
             "held_keys": HeldPage([], None),
             "followers": [],
@@ -190,8 +191,8 @@ class TestedOutbox:
     async def settle(self, settlement: Settlement) -> Settled:
         return await self._call("settle", settlement)  # type: ignore[no-any-return]
 
-    async def purge(self, older_than_s: float, limit: int) -> int:
-        return await self._call("purge", older_than_s, limit)  # type: ignore[no-any-return]
+    async def purge(self, older_than_s: float, limit: int, spared: Sequence[int] = ()) -> Purged:
+        return await self._call("purge", older_than_s, limit, spared)  # type: ignore[no-any-return]
 
     async def search(self, positions: Sequence[tuple[int, int]], limit: int) -> Searched:
         return await self._call("search", positions, limit)  # type: ignore[no-any-return]

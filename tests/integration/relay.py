@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Any
+from typing import Any, Final
 
 import asyncpg
 
@@ -107,6 +107,32 @@ def deferred(row: Row, **changes: Any) -> Setback:
 
 def parked(row: Row, **changes: Any) -> Setback:
     return deferred(row, **({"aside": Aside.PARKED, "delay_s": 0.0} | changes))
+
+
+FUNCTION: Final = (
+    "CREATE FUNCTION no() RETURNS trigger LANGUAGE plpgsql AS $$BEGIN"
+    " IF old.event_type = 'bad' THEN {refuse}; END IF; RETURN {returns}; END$$;"
+)
+REFUSALS: Final = {
+    "trigger": FUNCTION.format(refuse="RAISE EXCEPTION 'not this one'", returns="coalesce(new, old)")
+    + "CREATE TRIGGER no BEFORE UPDATE OR DELETE ON outbox FOR EACH ROW EXECUTE FUNCTION no()",
+    "own code": FUNCTION.format(refuse="RAISE EXCEPTION 'not this one' USING ERRCODE = 'RLY99'", returns="new")
+    + "CREATE TRIGGER no AFTER UPDATE OR DELETE ON outbox FOR EACH ROW EXECUTE FUNCTION no()",
+    "deferred": FUNCTION.format(refuse="RAISE EXCEPTION 'not this one'", returns="NULL")
+    + "CREATE CONSTRAINT TRIGGER no AFTER UPDATE OR DELETE ON outbox DEFERRABLE INITIALLY DEFERRED"
+    " FOR EACH ROW EXECUTE FUNCTION no()",
+    "broken branch": FUNCTION.format(refuse="PERFORM not_this_one FROM outbox_meta", returns="coalesce(new, old)")
+    + "CREATE TRIGGER no BEFORE UPDATE OR DELETE ON outbox FOR EACH ROW EXECUTE FUNCTION no()",
+    "missing table": FUNCTION.format(refuse="PERFORM 1 FROM not_this_one", returns="coalesce(new, old)")
+    + "CREATE TRIGGER no BEFORE UPDATE OR DELETE ON outbox FOR EACH ROW EXECUTE FUNCTION no()",
+    "silence": FUNCTION.format(refuse="RETURN NULL", returns="coalesce(new, old)")
+    + "CREATE TRIGGER no BEFORE UPDATE OR DELETE ON outbox FOR EACH ROW EXECUTE FUNCTION no()",
+    "foreign key": "CREATE TABLE note (id text REFERENCES outbox DEFERRABLE INITIALLY DEFERRED);"
+    " INSERT INTO note SELECT id FROM outbox WHERE event_type = 'bad'",
+    "check": "ALTER TABLE outbox ADD CONSTRAINT not_this_one CHECK"
+    " (event_type <> 'bad' OR (sent_at IS NULL AND aside IS NULL))",
+}
+"""Ways in which a database lets nobody change a row whose `event_type` is `bad`."""
 
 
 async def insert(connection: asyncpg.Connection, *keys: str | None, **columns: Any) -> None:

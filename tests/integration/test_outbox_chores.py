@@ -10,8 +10,9 @@ import asyncpg
 import pytest
 
 from relay.core.ports.outbox import Discarded, Held, Searched
+from relay.refusal import SUPPRESSED
 from tests.conftest import eventually
-from tests.integration.relay import ALL, Relay, deferred, insert, parked, states
+from tests.integration.relay import ALL, REFUSALS, Relay, deferred, insert, parked, states
 
 # ---------------------------------------------------------------- backlog and purge
 
@@ -52,16 +53,38 @@ async def test_the_purge(database: asyncpg.Connection, started: Callable[..., Re
     rows = await relay.read()
     await relay.settle(relay.settlement(sent=rows[:7], setbacks=[parked(rows[7]), deferred(rows[8])]))
     await database.execute("UPDATE outbox SET sent_at = sent_at - interval '2 days' WHERE seq <= 5")
-    assert await relay.purge(86400.0, 100) == 0  # no floor yet
+    assert (await relay.purge(86400.0, 100)).rows == 0  # no floor yet
     await relay.renew(relay.held(floor=9), available=True)
     async with database.transaction():
         await database.execute("SELECT FROM outbox WHERE seq = 1 FOR UPDATE")
-        assert await relay.purge(86400.0, 2) == 1
-    assert await relay.purge(86400.0, 2) == 2
-    assert await relay.purge(86400.0, 100) == 2
-    assert await relay.purge(86400.0, 100) == 0
+        assert (await relay.purge(86400.0, 2)).rows == 1
+    assert (await relay.purge(86400.0, 2)).rows == 2
+    assert (await relay.purge(86400.0, 100)).rows == 2
+    assert (await relay.purge(86400.0, 100)).rows == 0
     assert await states(database) == ["sent", "sent", "parked+", "deferred+", "pending"]
     assert relay.lost == []
+
+
+@pytest.mark.parametrize("refusal", ["trigger", "silence", "deferred", "foreign key"])
+async def test_a_marked_row_that_cannot_be_deleted_keeps_no_others(
+    database: asyncpg.Connection, started: Callable[..., Relay], refusal: str
+) -> None:
+    """One such row, and nothing was ever purged again; or the same rows at the bottom were looked at for ever."""
+    relay = await started().start()
+    for number in range(400):
+        await insert(database, f"k{number}", event_type="bad" if number in (0, 5, 6, 399) else "ok")
+    await database.execute("UPDATE outbox SET sent_at = now() - interval '2 days'; " + REFUSALS[refusal])
+    await relay.renew(relay.held(floor=400), available=True)
+    spared: list[int] = []
+    rows = 0
+    while (purged := await relay.purge(86400.0, 100, spared)).rows or purged.refused:
+        rows += purged.rows
+        assert len(purged.refused) == len({each.seq for each in purged.refused} - set(spared))
+        spared += [each.seq for each in purged.refused]
+        assert all(each.error and each.id for each in purged.refused)
+    assert rows == 396
+    assert sorted(spared) == [1, 6, 7, 400]
+    assert await database.fetchval("SELECT array_agg(seq ORDER BY seq) FROM outbox") == [1, 6, 7, 400]
 
 
 async def test_the_purge_passes_unmarkable_rows(database: asyncpg.Connection, started: Callable[..., Relay]) -> None:
@@ -73,8 +96,8 @@ async def test_the_purge_passes_unmarkable_rows(database: asyncpg.Connection, st
         "UPDATE outbox SET sent_at = now() - interval '2 days' WHERE seq > 200"
     )
     await relay.renew(relay.held(floor=205), available=True)
-    assert await relay.purge(86400.0, 100) == 5
-    assert await relay.purge(86400.0, 100) == 0
+    assert (await relay.purge(86400.0, 100)).rows == 5
+    assert (await relay.purge(86400.0, 100)).rows == 0
     assert await database.fetchval("SELECT count(*) FROM outbox") == 200
 
 
@@ -175,8 +198,9 @@ async def _waits(database: asyncpg.Connection) -> bool:
     )
 
 
+@pytest.mark.parametrize("refuse", ["RAISE 'an auditor keeps this row'", "RETURN NULL"])
 async def test_a_row_that_may_not_be_deleted_stops_no_retention(
-    database: asyncpg.Connection, started: Callable[..., Relay]
+    database: asyncpg.Connection, started: Callable[..., Relay], refuse: str
 ) -> None:
     """The oldest rows refuse: they are told once and left out, and what was parked after them goes."""
     relay = await started().start()
@@ -186,19 +210,21 @@ async def test_a_row_that_may_not_be_deleted_stops_no_retention(
     await age(database, *range(1, 7))
     await database.execute(
         "CREATE FUNCTION kept() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN"
-        " IF OLD.aggregate_id IN ('a', 'd') THEN RAISE 'an auditor keeps this row'; END IF; RETURN OLD; END $$;"
+        f" IF OLD.aggregate_id IN ('a', 'd') THEN {refuse}; END IF; RETURN OLD; END $$;"
         "CREATE TRIGGER kept BEFORE DELETE ON outbox FOR EACH ROW EXECUTE FUNCTION kept()"
     )
     discarded = await relay.discard_parked(86400.0, 4, [])
     assert (discarded.rows, discarded.is_full) == (2, True)
     assert {each.seq for each in discarded.refused} == {1, 4}
-    assert all("an auditor keeps this row" in each.error for each in discarded.refused)
+    said = SUPPRESSED if refuse == "RETURN NULL" else "an auditor keeps this row"
+    assert all(said in each.error for each in discarded.refused)
     assert await relay.discard_parked(86400.0, 4, [1, 4]) == Discarded(2, [], [], is_full=False)
     assert await states(database) == ["parked+", "parked+"]
 
 
+@pytest.mark.parametrize("refuse", ["RAISE 'immutable'", "RETURN NULL"])
 async def test_unmarkable_rows_have_the_same_retention(
-    database: asyncpg.Connection, started: Callable[..., Relay]
+    database: asyncpg.Connection, started: Callable[..., Relay], refuse: str
 ) -> None:
     """The row and its fault go together, or both stay: without the fault the row would be published again."""
     relay = await started().start()
@@ -211,7 +237,7 @@ async def test_unmarkable_rows_have_the_same_retention(
     await database.execute("INSERT INTO outbox_fault (seq, id, failure_class) VALUES (99, 'gone', 'unmarkable')")
     await database.execute(
         "CREATE FUNCTION kept() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN"
-        " IF OLD.aggregate_id = 'b' THEN RAISE 'immutable'; END IF; RETURN OLD; END $$;"
+        f" IF OLD.aggregate_id = 'b' THEN {refuse}; END IF; RETURN OLD; END $$;"
         "CREATE TRIGGER kept BEFORE DELETE ON outbox FOR EACH ROW EXECUTE FUNCTION kept()"
     )
     assert await relay.discard_parked(86400.0, 10, []) == Discarded(0, [], [], is_full=False)

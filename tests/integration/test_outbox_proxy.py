@@ -58,7 +58,7 @@ async def test_every_call_passes_a_transaction_pooling_proxy(proxy_url: str, dat
         assert len(await a.reload(others)) == 2
         assert len((await a.held_keys(range(64), None, 9)).keys) == 2
         assert (await a.backlog()).backlog_rows == 4
-        assert await a.purge(0.0, 10) == 0
+        assert (await a.purge(0.0, 10)).rows == 0
         owners = "SELECT count(*) FROM outbox_shard WHERE owner = 'a-1' AND owner_pid IS NULL"
         assert await database.fetchval(owners) == 64
         # No pid, so nobody can tell that its session is gone: the lease runs out.

@@ -17,9 +17,10 @@ from relay.errors import DatabaseRefused
 from relay.parked_rows import Action, Filter, Listing
 from relay.parked_table import ParkedTable, open_parked
 from relay.parked_text import details_document, outcome_lines
+from relay.refusal import SUPPRESSED
 from relay.servers import PostgresServer
 from tests.conftest import eventually
-from tests.integration.relay import Relay, configured, id_of, insert, set_aside, set_fault, states
+from tests.integration.relay import REFUSALS, Relay, configured, id_of, insert, set_aside, set_fault, states
 
 ALL = Filter()
 
@@ -97,15 +98,18 @@ async def test_redrive_of_an_unmarkable_row_lowers_the_floor_and_unseats_the_own
     await relay.close()
 
 
+@pytest.mark.parametrize(
+    ("refuse", "said"), [("RAISE EXCEPTION 'never that one'", "never that one"), ("RETURN NULL", SUPPRESSED)]
+)
 async def test_discard_of_an_unmarkable_row_deletes_it_or_says_why(
-    database: asyncpg.Connection, settings: Config
+    database: asyncpg.Connection, settings: Config, refuse: str, said: str
 ) -> None:
     await insert(database, "a", "b", "c")
     for seq in (1, 2, 3):
         await set_fault(database, seq)
     await database.execute("DELETE FROM outbox WHERE seq = 3")
     await database.execute(
-        "CREATE FUNCTION no() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN RAISE EXCEPTION 'never that one'; END $$;"
+        f"CREATE FUNCTION no() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN {refuse}; END $$;"
         "CREATE TRIGGER no BEFORE DELETE ON outbox FOR EACH ROW WHEN (old.seq = 2) EXECUTE FUNCTION no()"
     )
     second = await id_of(database, 2)
@@ -113,7 +117,7 @@ async def test_discard_of_an_unmarkable_row_deletes_it_or_says_why(
     assert (outcome.matched, outcome.done) == (3, 2)
     ((id_, error),) = outcome.refused
     assert id_ == second
-    assert "never that one" in error
+    assert said in error
     assert [record["seq"] for record in await database.fetch("SELECT seq FROM outbox_fault")] == [2]
     assert [record["seq"] for record in await database.fetch("SELECT seq FROM outbox")] == [2]
 
@@ -144,6 +148,43 @@ async def test_a_row_that_a_trigger_refuses_costs_no_other_one(database: asyncpg
     outcome = await parked.act(settings, Action.REDRIVE, ALL)
     assert (outcome.done, len(outcome.refused)) == (6, 1)
     assert await states(database) == ["deferred+"] * 3 + ["parked+"] + ["deferred+"] * 3
+
+
+@pytest.mark.parametrize("action", [Action.REDRIVE, Action.DISCARD])
+async def test_a_row_whose_change_is_suppressed_costs_no_other_one(
+    database: asyncpg.Connection, settings: Config, action: Action
+) -> None:
+    """A trigger that returns NULL says nothing: the row was said to be locked by somebody."""
+    await insert(database, "a")
+    await insert(database, "b", event_type="bad")
+    await insert(database, "c")
+    await set_aside(database, 1, 2, 3)
+    await database.execute(REFUSALS["silence"])
+    outcome = await parked.act(settings, action, ALL)
+    assert (outcome.done, outcome.locked) == (2, 0)
+    ((refused, why),) = outcome.refused
+    assert refused == await id_of(database, 2)
+    assert SUPPRESSED in why
+    assert await states(database) == (
+        ["deferred+", "parked+", "deferred+"] if action is Action.REDRIVE else ["parked+"]
+    )
+
+
+async def test_a_slow_trigger_makes_smaller_transactions(database: asyncpg.Connection, database_url: str) -> None:
+    """Each of the batch's transactions was ended by its own time limit (L7), and tried again as it was until the command failed."""
+    await insert(database, *(f"k{number}" for number in range(60)))
+    await insert(database, "slow", event_type="slow")
+    await insert(database, "last")
+    await set_aside(database, *range(1, 63))
+    await database.execute(
+        "CREATE FUNCTION slow() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN"
+        " PERFORM pg_sleep(CASE WHEN old.event_type = 'slow' THEN 5 ELSE 0.03 END); RETURN new; END $$;"
+        "CREATE TRIGGER slow BEFORE UPDATE ON outbox FOR EACH ROW EXECUTE FUNCTION slow()"
+    )
+    outcome = await parked.act(configured(database_url, RELAY_LEASE="2s"), Action.REDRIVE, ALL)
+    ((refused, why),) = outcome.refused
+    assert (outcome.done, outcome.locked, outcome.changed, refused) == (61, 0, 0, await id_of(database, 61))
+    assert "timeout" in why
 
 
 async def test_a_row_that_an_application_keeps_locked_is_said(

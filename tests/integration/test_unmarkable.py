@@ -15,29 +15,7 @@ from relay.core.ports.outbox import Held, Settled
 from relay.errors import DatabaseRefused
 from relay.message import Row
 from relay.parked import Action, Filter, act
-from tests.integration.relay import ALL, Relay, deferred, insert, parked, states
-
-FUNCTION = (
-    "CREATE FUNCTION no() RETURNS trigger LANGUAGE plpgsql AS $$BEGIN"
-    " IF old.event_type = 'bad' THEN {refuse}; END IF; RETURN {returns}; END$$;"
-)
-REFUSALS = {
-    "trigger": FUNCTION.format(refuse="RAISE EXCEPTION 'not this one'", returns="coalesce(new, old)")
-    + "CREATE TRIGGER no BEFORE UPDATE OR DELETE ON outbox FOR EACH ROW EXECUTE FUNCTION no()",
-    "own code": FUNCTION.format(refuse="RAISE EXCEPTION 'not this one' USING ERRCODE = 'RLY99'", returns="new")
-    + "CREATE TRIGGER no AFTER UPDATE OR DELETE ON outbox FOR EACH ROW EXECUTE FUNCTION no()",
-    "deferred": FUNCTION.format(refuse="RAISE EXCEPTION 'not this one'", returns="NULL")
-    + "CREATE CONSTRAINT TRIGGER no AFTER UPDATE OR DELETE ON outbox DEFERRABLE INITIALLY DEFERRED"
-    " FOR EACH ROW EXECUTE FUNCTION no()",
-    "broken branch": FUNCTION.format(refuse="PERFORM not_this_one FROM outbox_meta", returns="coalesce(new, old)")
-    + "CREATE TRIGGER no BEFORE UPDATE OR DELETE ON outbox FOR EACH ROW EXECUTE FUNCTION no()",
-    "missing table": FUNCTION.format(refuse="PERFORM 1 FROM not_this_one", returns="coalesce(new, old)")
-    + "CREATE TRIGGER no BEFORE UPDATE OR DELETE ON outbox FOR EACH ROW EXECUTE FUNCTION no()",
-    "foreign key": "CREATE TABLE note (id text REFERENCES outbox DEFERRABLE INITIALLY DEFERRED);"
-    " INSERT INTO note SELECT id FROM outbox WHERE event_type = 'bad'",
-    "check": "ALTER TABLE outbox ADD CONSTRAINT not_this_one CHECK"
-    " (event_type <> 'bad' OR (sent_at IS NULL AND aside IS NULL))",
-}
+from tests.integration.relay import ALL, FUNCTION, REFUSALS, Relay, deferred, insert, parked, states
 
 
 async def bad(connection: asyncpg.Connection, *keys: str | None) -> None:
@@ -84,6 +62,7 @@ async def test_the_culprit_is_recorded_and_the_others_are_settled(
     ((seq, error),) = await faults(database)
     assert seq == 4
     assert error.startswith("published, but its mark is refused: ")
+    assert ("suppressed" in error) == (refusal == "silence")
     assert (await database.fetchrow("SELECT failure_class, attempts, relay, relay_version FROM outbox_fault")) == (
         "unmarkable",
         1,
@@ -123,23 +102,28 @@ async def test_nothing_is_recorded_without_the_shard(
     assert await faults(database) == []
 
 
+@pytest.mark.parametrize(
+    ("refusal", "said"),
+    [
+        ("trigger", "not this one (P0001)"),
+        ("silence", "the change is suppressed without an error (by a trigger that returns NULL?) (27000)"),
+    ],
+)
 async def test_a_deferral_that_is_refused_frees_the_key(
-    database: asyncpg.Connection, started: Callable[..., Relay]
+    database: asyncpg.Connection, started: Callable[..., Relay], refusal: str, said: str
 ) -> None:
     """The failed row is recorded with both errors; its followers were held with it, and the first is due."""
     relay = await started().start()
     await bad(database, "k")
     await insert(database, "k", "k", "other")
     head, one, two, other = await relay.read()
-    await database.execute(REFUSALS["trigger"])
+    await database.execute(REFUSALS[refusal])
     settled = await relay.settle(
         relay.settlement(sent=[other], setbacks=[deferred(head, attempts=3)], followers=[one, two])
     )
     assert settled.promoted == {one.shard}
     assert await states(database) == ["pending", "deferred+", "held+", "sent"]
-    assert await faults(database) == [
-        (1, "unroutable, and that it is deferred is refused: not this one (P0001); NO_ROUTE")
-    ]
+    assert await faults(database) == [(1, f"unroutable, and that it is deferred is refused: {said}; NO_ROUTE")]
     assert tuple(await database.fetchrow("SELECT attempts, exchange, routing_key FROM outbox_fault")) == (
         3,
         "events",
@@ -148,16 +132,17 @@ async def test_a_deferral_that_is_refused_frees_the_key(
     assert await due(relay) == [one.seq]
 
 
+@pytest.mark.parametrize("refusal", ["trigger", "silence"])
 @pytest.mark.parametrize("what", ["followers", "tested", "scheduled"])
 async def test_a_row_that_cannot_wait_aside_is_recorded(
-    database: asyncpg.Connection, started: Callable[..., Relay], what: str
+    database: asyncpg.Connection, started: Callable[..., Relay], what: str, refusal: str
 ) -> None:
     relay = await started().start()
     await insert(database, "k")
     await bad(database, "k")
     await insert(database, "k")
     head, culprit, last = await relay.read()
-    await database.execute(REFUSALS["trigger"])
+    await database.execute(REFUSALS[refusal])
     settled = await relay.settle(
         relay.settlement(setbacks=[deferred(head)], followers=[last], **{what: [culprit]})
         if what != "followers"
@@ -195,8 +180,9 @@ async def test_a_recorded_row_that_is_aside_holds_nothing(
     assert settled.unblocked == [two]
 
 
+@pytest.mark.parametrize("refusal", ["deferred", "silence"])
 async def test_a_promotion_that_is_refused_promotes_the_next(
-    database: asyncpg.Connection, started: Callable[..., Relay]
+    database: asyncpg.Connection, started: Callable[..., Relay], refusal: str
 ) -> None:
     relay = await started().start()
     await insert(database, "k")
@@ -205,7 +191,7 @@ async def test_a_promotion_that_is_refused_promotes_the_next(
     rows = await relay.read()
     await relay.settle(relay.settlement(setbacks=[deferred(rows[0], delay_s=0.0)], followers=rows[1:]))
     (head,) = (await relay.due(dict.fromkeys(range(ALL), 9), 9)).released
-    await database.execute(REFUSALS["deferred"])
+    await database.execute(REFUSALS[refusal])
     settled = await relay.settle(relay.settlement(sent=[head]))
     assert [(each.seq, each.shard) for each in settled.faults] == [(2, head.shard), (3, head.shard)]
     assert await states(database) == ["sent", "held+", "held+", "deferred+"]

@@ -411,13 +411,13 @@ async def case_the_purge_takes_marked_rows_below_the_floors(table: Table) -> Non
     await parked(outbox, fenced(claims, [parked_row]), [parked_row])
     marked = [id_ for id_ in ids if await table.row(id_) is not None]
     assert marked in ([], ids), "deleted or marked"
-    assert await outbox.purge(-1.0, 10) == 0, "nothing is below a floor yet"
+    assert (await outbox.purge(-1.0, 10)).rows == 0, "nothing is below a floor yet"
     shard = sent[0].shard
     await outbox.renew({shard: Held(claims[shard].epoch, 4)}, available=True)
-    assert await outbox.purge(3600.0, 10) == 0
-    assert await other.purge(-1.0, 10) == 0
-    assert await outbox.purge(-1.0, 3) == min(3, len(marked))
-    assert await outbox.purge(-1.0, 3) == (1 if marked else 0)
+    assert (await outbox.purge(3600.0, 10)).rows == 0
+    assert (await other.purge(-1.0, 10)).rows == 0
+    assert (await outbox.purge(-1.0, 3)).rows == min(3, len(marked))
+    assert (await outbox.purge(-1.0, 3)).rows == (1 if marked else 0)
     assert [id_ for id_ in ids if await table.row(id_) is not None] == marked[4:]
     for row in (parked_row, pending):
         assert await table.row(row.id) is not None

@@ -24,6 +24,7 @@ from relay.core.ports.outbox import (
     Page,
     PageRequest,
     Place,
+    Purged,
     Renewal,
     Searched,
     Spared,
@@ -460,10 +461,10 @@ class FakeOutbox(Settling):
             database.bell_owner = None
             database.ring(but=self.instance)
 
-    async def purge(self, older_than_s: float, limit: int) -> int:
+    async def purge(self, older_than_s: float, limit: int, spared: Sequence[int] = ()) -> Purged:
         return await self._call("purge", "reader", at_once(lambda: self._purge(older_than_s, limit)))
 
-    def _purge(self, older_than_s: float, limit: int) -> int:
+    def _purge(self, older_than_s: float, limit: int) -> Purged:
         database = self.database
         before = database.now() - older_than_s
         old = [
@@ -474,7 +475,7 @@ class FakeOutbox(Settling):
         for row in old[:limit]:
             database.delete_row(row)
         self._commit()
-        return min(limit, len(old))
+        return Purged(min(limit, len(old)), ())
 
     def _is_below_my_floor(self, row: DbRow) -> bool:
         shard = self.database.shards[row.shard]

@@ -261,11 +261,19 @@ class Searched:
 
 @dataclass(frozen=True, slots=True)
 class Spared:
-    """A parked row that the database does not let anybody delete, and what it said."""
+    """A row past its retention that the database does not let anybody delete, and what it said."""
 
     seq: int
     id: str
     error: str
+
+
+@dataclass(frozen=True, slots=True)
+class Purged:
+    """What a batch of the marked rows' retention came to (O3): so many `rows` were deleted."""
+
+    rows: int
+    refused: Sequence[Spared]
 
 
 @dataclass(frozen=True, slots=True)
@@ -384,8 +392,8 @@ class Outbox(Protocol):
 
     async def settle(self, settlement: Settlement) -> Settled: ...
 
-    async def purge(self, older_than_s: float, limit: int) -> int:
-        """Delete at most `limit` marked rows older than that; returns how many."""
+    async def purge(self, older_than_s: float, limit: int, spared: Sequence[int] = ()) -> Purged:
+        """Delete at most `limit` marked rows older than that (O3), but for those with the seqs `spared`."""
         ...
 
     async def search(self, positions: Sequence[tuple[int, int]], limit: int) -> Searched:
