@@ -13,7 +13,7 @@ import itertools
 import re
 import ssl
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import AsyncIterator, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias
 
@@ -122,6 +122,14 @@ async def close(connection: Connection) -> None:
         await connection.close(timeout=CLOSE_TIMEOUT_S)
     except DRIVER_ERRORS:
         connection.terminate()
+
+
+@contextlib.asynccontextmanager
+async def writing(connection: Connection) -> AsyncIterator[None]:
+    """A transaction that writes, whatever the role's or the database's default is (`default_transaction_read_only`)."""
+    async with connection.transaction():
+        await connection.execute("SET TRANSACTION READ WRITE")
+        yield
 
 
 @contextlib.contextmanager

@@ -11,7 +11,7 @@ from datetime import datetime
 from typing import Any, Final
 
 from relay.config import Config
-from relay.database import close, connect, fill, literal, mapped_errors, sql_file
+from relay.database import close, connect, fill, literal, mapped_errors, sql_file, writing
 from relay.migrate import Schema, read_schema
 
 TIMEOUT_S: Final = 10
@@ -43,7 +43,7 @@ async def _set(config: Config, name: str) -> Pause:
     try:
         schema = await read_schema(connection, config.table)
         with mapped_errors():
-            async with connection.transaction():
+            async with writing(connection):
                 await connection.execute(
                     f"SET LOCAL statement_timeout = '{TIMEOUT_S}s'; SET LOCAL lock_timeout = '{TIMEOUT_S}s'"
                 )

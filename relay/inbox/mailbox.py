@@ -18,7 +18,7 @@ from typing import Any, Final
 
 import orjson
 
-from relay.database import DRIVER_ERRORS, Connection, close, connect, fill, mapped_errors, sql_file
+from relay.database import DRIVER_ERRORS, Connection, close, connect, fill, mapped_errors, sql_file, writing
 from relay.errors import DatabaseUnavailable, SchemaMissing
 from relay.inbox.faults import classify
 from relay.inbox.message import Message
@@ -90,7 +90,7 @@ class Mailbox:
             try:
                 with mapped_errors():
                     # In transactions all of them: a proxy keeps a server's connection no longer.
-                    async with connection.transaction():
+                    async with writing(connection):
                         await self._prepare(connection)
             except Standby:
                 self._connection = connection
@@ -117,7 +117,7 @@ class Mailbox:
         columns = _columns(messages)
         async with self._lock:
             connection = self._open_connection()
-            async with connection.transaction():
+            async with writing(connection):
                 await self._renew(connection)
                 said = await connection.execute(self._insert, self._queue, *columns)
                 fresh = int(str(said).rpartition(" ")[2])
@@ -131,7 +131,7 @@ class Mailbox:
             connection = self._open_connection()
             with mapped_errors():
                 if not self._has_resigned:
-                    async with connection.transaction():
+                    async with writing(connection):
                         await self._renew(connection)
                 async with connection.transaction():
                     row = await connection.fetchrow(self._gauges, PENDING_MAX)
@@ -143,7 +143,7 @@ class Mailbox:
         async with self._lock:
             with contextlib.suppress(DatabaseUnavailable, *DRIVER_ERRORS, Standby):
                 connection = self._open_connection()
-                async with connection.transaction():
+                async with writing(connection):
                     await self._renew(connection, timedelta(0))
 
     async def close(self) -> None:
@@ -151,7 +151,7 @@ class Mailbox:
         connection, self._connection = self._connection, None
         if connection is not None:
             with contextlib.suppress(*DRIVER_ERRORS, Standby):
-                async with asyncio.timeout(RELEASE_TIMEOUT_S), connection.transaction():
+                async with asyncio.timeout(RELEASE_TIMEOUT_S), writing(connection):
                     await self._renew(connection, timedelta(0))
             await close(connection)
 

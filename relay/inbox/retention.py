@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Callable, Sequence
 from typing import Any, Final
 
-from relay.database import close, connect, mapped_errors
+from relay.database import close, connect, mapped_errors, writing
 from relay.urls import DatabaseTarget
 
 INTERVAL_S: Final = 3600.0
@@ -27,7 +27,8 @@ async def forget(
     try:
         while True:
             with mapped_errors():
-                said = await connection.execute(statement, *values, BATCH_ROWS, timeout=STATEMENT_TIMEOUT_S)
+                async with writing(connection):
+                    said = await connection.execute(statement, *values, BATCH_ROWS, timeout=STATEMENT_TIMEOUT_S)
             count = int(str(said).rpartition(" ")[2])
             total += count
             on_batch(count)

@@ -79,7 +79,11 @@ async def test_an_event_that_a_unique_index_of_the_users_refuses(inbox: Site, le
     assert await inbox.database.fetchval("SELECT count(*) FROM outbox") == 1
 
 
-async def test_a_sidecar(inbox: Site, least_url: str) -> None:
+@pytest.mark.parametrize("default", ["off", "on"])
+async def test_a_sidecar(inbox: Site, least_url: str, default: str) -> None:
+    """Also where sessions read only by default."""
+    name = await inbox.database.fetchval("SELECT current_database()")
+    await inbox.database.execute(f'ALTER DATABASE "{name}" SET default_transaction_read_only = {default}')
     table = TableName(None, "inbox")
     mailbox = Mailbox(lambda: least_url, table, QUEUE)
     message = message_of("m1")

@@ -6,6 +6,7 @@ import asyncio
 import os
 from collections.abc import AsyncIterator, Callable
 from datetime import UTC, datetime, timedelta
+from urllib.parse import urlsplit
 
 import asyncpg
 import pytest
@@ -148,6 +149,17 @@ async def test_a_row_that_a_trigger_refuses_costs_no_other_one(database: asyncpg
     outcome = await parked.act(settings, Action.REDRIVE, ALL)
     assert (outcome.done, len(outcome.refused)) == (6, 1)
     assert await states(database) == ["deferred+"] * 3 + ["parked+"] + ["deferred+"] * 3
+
+
+async def test_a_default_of_read_only_stops_no_operator(
+    database: asyncpg.Connection, database_url: str, settings: Config
+) -> None:
+    await insert(database, "a")
+    await set_aside(database, 1)
+    await database.execute(f'ALTER DATABASE "{urlsplit(database_url).path[1:]}" SET default_transaction_read_only = on')
+    assert (await parked.act(settings, Action.REDRIVE, ALL)).done == 1
+    assert (await pause.pause(settings)).is_news
+    assert (await pause.resume(settings)).is_news
 
 
 @pytest.mark.parametrize("action", [Action.REDRIVE, Action.DISCARD])
