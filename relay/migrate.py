@@ -231,6 +231,16 @@ async def _find(connection: Connection, table: TableName) -> tuple[Mapping[str, 
                 timeout=READ_TIMEOUT_S,
             )
             if row is None:
+                hidden = await connection.fetchval(
+                    sql_file("migrations/hidden.sql"), table.name, timeout=READ_TIMEOUT_S
+                )
+                if hidden is not None and table.schema is None:
+                    schema = quote_identifier(hidden)
+                    raise SchemaMissing(
+                        f"there is no outbox table {table} that this role may see: it has no USAGE on the schema {schema}",
+                        hint=f"GRANT USAGE ON SCHEMA {schema}, as relay migrate --role does; where that is not its schema, create the "
+                        "table: relay migrate",
+                    )
                 raise SchemaMissing(f"there is no outbox table {table}", hint="create it: relay migrate")
             found = TableName(row["nspname"], table.name)
             if not row["is_ours"]:

@@ -226,6 +226,20 @@ async def test_missing_schema_and_missing_right_are_said(database: asyncpg.Conne
         await migrate.migrate(database, "owned.outbox", doorbell=False)
 
 
+async def test_a_schema_that_the_role_may_not_look_into_is_named(database: asyncpg.Connection, role: str) -> None:
+    """It was told to create the table, which is there."""
+    await database.execute('CREATE SCHEMA "my app"')
+    await migrate.migrate(database, table_name('"my app".outbox'))
+    await database.execute('SET search_path = "my app", public')
+    assert (await migrate.read_schema(database, table_name("outbox"))).table.schema == "my app"
+    async with acting_as(database, role):
+        with pytest.raises(SchemaMissing, match='no USAGE on the schema "my app"') as missing:
+            await migrate.read_schema(database, table_name("outbox"))
+        assert 'GRANT USAGE ON SCHEMA "my app"' in str(missing.value.hint)
+        with pytest.raises(SchemaMissing, match=r"no outbox table other$"):
+            await migrate.read_schema(database, table_name("other"))
+
+
 async def test_a_relay_that_owns_nothing_may_run_migrate_where_all_is_there(
     database: asyncpg.Connection, role: str
 ) -> None:
