@@ -78,6 +78,13 @@ def _judge_server(facts: Mapping[str, Any], address: str, *, is_direct: bool) ->
             "default_transaction_read_only is on: relays write all the same, their transactions say so",
             "pause them (relay pause) if nothing is to be written",
         )
+    if facts["encoding"] != "UTF8":
+        yield warning(
+            "encoding",
+            f"the database's encoding is {facts['encoding']}: a row whose id, type or key has a character that UTF-8 does not know "
+            "cannot be read, and what lies in its shard waits behind it",
+            "keep ids, types and keys in ASCII; or move to a database with ENCODING 'UTF8'",
+        )
     if is_direct:
         yield ok("pool", "a direct connection")
     else:
@@ -117,7 +124,7 @@ async def _schema(connection: Connection, config: Config) -> tuple[list[Finding]
     try:
         schema = await read_schema(connection, config.table)
     except SchemaMissing as failure:
-        return [error("schema", failure.message, "create it: relay migrate (`run` waits for it)")], None
+        return [error("schema", failure.message, f"{failure.hint} (`run` waits for it)")], None
     except RelayError as failure:
         return [error("schema", failure.message, failure.hint or GRANT)], None
     findings = [ok("schema", f"{schema.table}, version {schema.version}, payload {schema.payload_type}")]

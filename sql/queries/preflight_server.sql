@@ -9,6 +9,7 @@ SELECT current_setting('server_version') AS version,
        pg_backend_pid() AS pid,
        current_user::text AS role,
        extract(epoch FROM clock_timestamp())::float8 AS now,
+       current_setting('server_encoding') AS encoding,
        pg_is_in_recovery() AS is_standby,
        current_setting('default_transaction_read_only')::boolean AS is_read_only,
        current_setting('max_connections')::int - current_setting('superuser_reserved_connections')::int

@@ -73,6 +73,17 @@ async def test_who_deletes_needs_no_room_for_marks(database: asyncpg.Connection,
     assert (marks.level, marks.text) == (Level.OK, "none: sent rows are deleted")
 
 
+async def test_a_database_that_is_not_utf8_is_told_of(database: asyncpg.Connection, database_url: str) -> None:
+    name = f"{database_url.rpartition('/')[2]}_latin"
+    await database.execute(
+        f"CREATE DATABASE \"{name}\" ENCODING 'WIN1252' TEMPLATE template0 LC_COLLATE 'C' LC_CTYPE 'C'"
+    )
+    try:
+        assert "WIN1252" in await found(database_url.rpartition("/")[0] + f"/{name}", "encoding", Level.WARNING)
+    finally:
+        await database.execute(f'DROP DATABASE "{name}" WITH (FORCE)')
+
+
 async def test_a_default_of_read_only_is_no_surprise(database: asyncpg.Connection, database_url: str) -> None:
     name = database_url.rpartition("/")[2]
     await database.execute(f'ALTER DATABASE "{name}" SET default_transaction_read_only = on')
