@@ -25,7 +25,9 @@ QUEUE_COLUMNS = "name,type,durable,auto_delete,exclusive,arguments"
 def look(api: ManagementApi, wanted: Expansion) -> Found | None:
     """What the vhost has; None where there is no such vhost. Raises ApiFailed."""
     vhost, overview = wanted.vhost, api.overview()
-    if api.get("vhosts", vhost) is None:
+    # A policymaker may look into his vhost, and not at it.
+    exchanges = api.get("exchanges", vhost)
+    if exchanges is None:
         return None
     consumers: dict[str, int] = {}
     for consumer in api.get("consumers", vhost) or []:
@@ -35,7 +37,7 @@ def look(api: ManagementApi, wanted: Expansion) -> Found | None:
         version=str(overview["rabbitmq_version"]),
         exchange_types=frozenset(kind["name"] for kind in overview.get("exchange_types", [])),
         feature_flags=_feature_flags(api),
-        exchanges=api.get("exchanges", vhost) or [],
+        exchanges=exchanges,
         queues=api.get("queues", vhost, columns=QUEUE_COLUMNS) or [],
         bindings=api.get("bindings", vhost) or [],
         policies=api.get("policies", vhost) or [],

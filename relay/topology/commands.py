@@ -31,16 +31,23 @@ def all_of(wanted: Expansion) -> tuple[AnyObject, ...]:
 
 
 def commands(wanted: Expansion, objects: Iterable[AnyObject]) -> list[str]:
-    """Shell lines that make these objects of `wanted`; safe to repeat."""
+    """Shell lines that make these objects of `wanted`, in their order; safe to repeat."""
     objects = list(objects)
     lines: list[str] = []
     if wanted.needs_feature_flag and objects:
         lines.append(f"rabbitmqctl enable_feature_flag {FEATURE_FLAG}")
-    # Policies first: no queue is there without its limits, not for a moment.
-    lines += [_policy(wanted.vhost, policy) for policy in objects if isinstance(policy, PolicyObject)]
+    # Policies first: no queue is there without its limits, not for a moment. But for those that need what is defined.
+    defined = [at for at, each in enumerate(objects) if isinstance(each, QueueObject | BindingObject)]
+    last = max(defined, default=len(objects))
+    early, late = [
+        [_policy(wanted.vhost, policy) for policy in part if isinstance(policy, PolicyObject)]
+        for part in (objects[:last], objects[last:])
+    ]
+    lines += early
     if definitions := _definitions(wanted.vhost, objects):
         lines += [f"cat > {DEFINITIONS_FILE} <<'JSON'", *definitions, "JSON"]
         lines.append(f"rabbitmqctl import_definitions {DEFINITIONS_FILE}")
+    lines += late
     lines += [_permission(wanted.vhost, granted) for granted in objects if isinstance(granted, PermissionObject)]
     return lines
 

@@ -37,18 +37,32 @@ def compare(wanted: Expansion, found: Found) -> list[Change]:
     left = leftovers.of(wanted, found)
     unsolved = [*conflicts.of_objects(wanted, found), *leftovers.still_bound(wanted, found, left)]
     impossible = {(conflict.kind, conflict.name) for conflict in unsolved}
+    policies = list(_policies(wanted, found, left))
+    late = {change.name for change in policies if _is_late(change, found)}
     changes = [
         change
         for change in (
             *_missing_exchanges(wanted, found),
-            *_policies(wanted, found, left),
+            *(policy for policy in policies if policy.name not in late),
             *_missing_queues(wanted, found),
             *_missing_bindings(wanted, found),
+            *(policy for policy in policies if policy.name in late),
             *_permissions(wanted, found),
         )
         if not _waits(change, impossible)
     ]
     return [*unsolved, *changes, *leftovers.told(wanted, found, left)]
+
+
+def _is_late(change: Change, found: Found) -> bool:
+    """A queue that is to be made has its policy before. One that is there already gets none that dead-letters before there is a queue
+    behind: it may have messages to dead-letter at once."""
+    there = {document["name"] for document in found.queues}
+    match change.wanted:
+        case PolicyObject(queues=queues, definition=definition):
+            return bool(dict(definition).get("dead-letter-exchange")) and not there.isdisjoint(queues)
+        case _:
+            return False
 
 
 def _waits(change: Change, impossible: set[tuple[str, str]]) -> bool:

@@ -207,6 +207,22 @@ async def test_parkings_user_reads_parking_and_nothing_else(broker: Vhost) -> No
         broker.server.ctl("delete_user", "support")
 
 
+async def test_a_policymaker_applies_a_topology(broker: Vhost) -> None:
+    """Who may not look at the vhost itself; no administrator is needed where no permissions are granted."""
+    name = "maker"
+    broker.api.put("users", name, document={"password": "maker", "tags": "policymaker"})
+    try:
+        broker.api.put("permissions", broker.vhost, name, document={"configure": ".*", "write": ".*", "read": ".*"})
+        path = broker.write(LADDER)
+        settings = {"RELAY_MANAGEMENT_URL": broker.server.management_url.replace("guest:guest", f"{name}:maker")}
+        done = await broker.relay("topology", "apply", path, settings=settings)
+        assert (done.returncode, done.stderr) == (0, ""), done.stdout
+        done = await broker.relay("topology", "check", path, settings=settings)
+        assert (done.returncode, done.stdout) == (0, f"vhost {broker.vhost}: as described\n")
+    finally:
+        broker.server.ctl("delete_user", name)
+
+
 async def test_a_consumers_least_rights(broker: Vhost) -> None:
     """As docs/topology.md has them: consume, retry, park, and nothing else."""
     await broker.apply(LADDER)

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from relay.topology.changes import Action, Change, Found
-from relay.topology.commands import all_of
+from relay.topology.commands import all_of, commands
 from relay.topology.compare import compare
 from relay.topology.expand import (
     AnyObject,
@@ -328,3 +328,22 @@ def test_arguments_that_no_file_can_have_are_only_told() -> None:
     extra = {"source": "orders", "destination": "inv", "destination_type": "queue", "routing_key": "x"}
     found = replace(DONE, bindings=[*DONE.bindings, {**extra, "arguments": {"list": [1], "table": {}}}])
     assert only(compare(WANTED, found)).action is Action.LEFTOVER
+
+
+def test_a_queue_that_is_there_dead_letters_once_there_is_a_queue_behind() -> None:
+    """Its policy came first: what it dead-lettered until its parking queue was bound went nowhere."""
+    there = after([queue for queue in WANTED.queues if queue.name == "inv"])
+
+    def order(found: Found) -> list[str]:
+        return [f"{change.kind} {change.name}" for change in compare(WANTED, found)]
+
+    def at(found: Found, what: str) -> int:
+        return order(found).index(what)
+
+    dead_letters = next(name for name in order(EMPTY) if name.startswith("binding") and "parking" in name)
+    assert at(there, "policy topology.inv") > at(there, dead_letters)
+    assert at(EMPTY, "policy topology.inv") < at(EMPTY, "queue inv"), "no new queue is there without its limits"
+    lines = commands(WANTED, [change.wanted for change in compare(WANTED, there) if change.wanted is not None])
+    (policy,) = [number for number, line in enumerate(lines) if " topology.inv " in line]
+    (defined,) = [number for number, line in enumerate(lines) if "import_definitions" in line]
+    assert policy > defined
