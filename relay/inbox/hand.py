@@ -136,11 +136,18 @@ class Shared:
         self.readiness.add("broker", "not connected while it stands by")
         self.tell_away("standby", error)
 
+    def tell_full(self, error: RelayError) -> None:
+        """There is no room, and no link any more."""
+        self.metrics.connected.update(database=True, broker=False)
+        self.metrics.queue_messages = {}
+        self.readiness.add("broker", "not connected while there is no room")
+        self.tell_away("full", error)
+
     def tell_database(self) -> None:
-        """It answers."""
+        """It answers, and has room."""
         self.metrics.connected["database"] = True
-        self.readiness.remove("database")
-        self.readiness.remove("standby")
+        for reason in "database", "standby", "full":
+            self.readiness.remove(reason)
 
 
 class Hand(ABC):
@@ -159,6 +166,7 @@ class Hand(ABC):
         self._owed: DeliveredMessage | None = None
         self._owed_outcomes: list[Outcome] = []
         self._late: asyncio.Task[None] | None = None
+        self._gives_back = shared.settings.returns_to_broker
         self.consumes = False
         """It has its channel; before that there is nothing in hand."""
 
@@ -183,7 +191,7 @@ class Hand(ABC):
             self._owed = None
             if self._late is not None:
                 self._late.cancel()
-            if self._settings.returns_to_broker:
+            if self._gives_back:
                 await self._give_back()
             self._metrics.unacked_messages -= self._in_hand
             self._in_hand = 0

@@ -24,7 +24,7 @@ from relay.inbox.faults import classify
 from relay.inbox.message import Message
 from relay.inbox.naming import channel_of, names_of
 from relay.inbox.outcome import ErrorClass, Permanent
-from relay.inbox.station import Standby
+from relay.inbox.station import Full, Standby
 from relay.urls import DatabaseTarget
 from relay.values import TableName
 
@@ -72,10 +72,12 @@ class Mailbox:
 
     async def check(self) -> None:
         """Have a session, and the right to write; claimed each time, for it may have been lost without our knowing.
-        Raises SchemaMissing, Standby, DatabaseError.
+        Raises SchemaMissing, Standby, Full, DatabaseError.
         """
         self._has_resigned = False
         await self.reopen()
+        if (await self.gauges()).pending >= PENDING_MAX:
+            raise full()
 
     async def reopen(self) -> None:
         """As `check`; whoever has resigned has the session only."""
@@ -173,6 +175,14 @@ class Mailbox:
         if self._connection is None or self._connection.is_closed():
             raise DatabaseUnavailable("the session that writes the inbox is gone")
         return self._connection
+
+
+def full() -> Full:
+    """As many rows wait as may."""
+    return Full(
+        f"{PENDING_MAX:,} rows wait in the table",
+        hint="is the service at work? docs/operations.md: Rows wait in the inbox",
+    )
 
 
 def is_data_at_fault(error: BaseException) -> bool:

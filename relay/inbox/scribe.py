@@ -10,6 +10,7 @@ would count towards its delivery limit, and after some of them the broker would 
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Iterator, Sequence
 from typing import Final
 
@@ -19,13 +20,16 @@ from relay.database import DRIVER_ERRORS
 from relay.errors import DatabaseError, DatabaseUnavailable, RelayError
 from relay.inbox.faults import classify
 from relay.inbox.hand import Hand, Life, Shared, iso_now
-from relay.inbox.mailbox import PENDING_MAX, Mailbox, is_data_at_fault
+from relay.inbox.mailbox import PENDING_MAX, Mailbox, full, is_data_at_fault
 from relay.inbox.message import Message
 from relay.inbox.outcome import Failure, Outcome, Park, Permanent
 from relay.inbox.publisher import Lane
 from relay.inbox.station import Standby, backoff_s
 
 FULL_RECHECK_S: Final = 1.0
+FULL_PATIENCE_S: Final = 300.0
+"""What is in hand is unacknowledged meanwhile: longer than its consumer timeout (30 minutes, if nobody has set it) RabbitMQ does not
+bear that."""
 
 BATCH_BYTES_MAX: Final = 64 * 2**20
 """Of one transaction's messages: PostgreSQL takes 1 GiB at a time, and what it refuses for that it refuses for ever."""
@@ -63,10 +67,16 @@ class Scribe(Hand):
             await self._write(pairs)
 
     async def _wait_for_room(self) -> None:
-        """Raises LifeOver; whoever takes nothing for another reason is not full."""
+        """Raises LifeOver, and Full after a while: what is in hand goes back to the queue, and is fetched again when there is room.
+        Whoever takes nothing for another reason is not full."""
+        until = time.monotonic() + FULL_PATIENCE_S
         try:
             while (self._metrics.pending_rows or 0) >= PENDING_MAX:
-                self._shared.readiness.add("full", f"{PENDING_MAX:,} rows wait in the table")
+                no_room = full()
+                self._shared.readiness.add("full", no_room.message)
+                if time.monotonic() >= until:
+                    self._gives_back = True
+                    raise no_room
                 await self._life.rest(FULL_RECHECK_S)
         finally:
             self._shared.readiness.remove("full")

@@ -45,6 +45,17 @@ def run(config: Config, warnings: Sequence[str] = ()) -> int:
 
 async def _live(config: Config, log: logs.Log) -> None:
     metrics, readiness, heartbeat = InboxMetrics(), Readiness(), Heartbeat()
+    station = assembled(config, metrics, readiness, log)
+    collector = TableCollector(METRICS, metrics)
+    redact, variable = config.redactor.redact, "RELAY_INBOX_LISTEN"
+    with serving(config.inbox_listen, collector, readiness, heartbeat, redact, variable) as port:
+        table, queue = config.inbox_table, config.inbox_queue
+        log.info("started", version=__version__, table=table, queue=queue, http_port=port)
+        await Lifecycle(station, log, heartbeat, config.shutdown_grace_s).live()
+
+
+def assembled(config: Config, metrics: InboxMetrics, readiness: Readiness, log: logs.Log) -> Station:
+    """The parts of one sidecar."""
     queue = config.inbox_queue or ""
     mailbox = Mailbox(config.inbox_database, config.inbox_table, queue)
     shared = Shared(
@@ -74,11 +85,7 @@ async def _live(config: Config, log: logs.Log) -> None:
         errands,
         mailbox.resign,
     )
-    collector = TableCollector(METRICS, metrics)
-    redact, variable = config.redactor.redact, "RELAY_INBOX_LISTEN"
-    with serving(config.inbox_listen, collector, readiness, heartbeat, redact, variable) as port:
-        log.info("started", version=__version__, table=config.inbox_table, queue=queue, http_port=port)
-        await Lifecycle(station, log, heartbeat, config.shutdown_grace_s).live()
+    return station
 
 
 async def _watch(mailbox: Mailbox, shared: Shared, leave: Callable[[str], None]) -> None:

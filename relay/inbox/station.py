@@ -44,6 +44,10 @@ class Standby(RelayError):
     """Another one does this work already; it is taken over when that one ends."""
 
 
+class Full(RelayError):
+    """The backing has room for nothing more, for now."""
+
+
 class Backing(Protocol):
     """What a station needs of its database."""
 
@@ -245,6 +249,8 @@ class Station:
             self._shared.tell_away("broker", error)
         elif isinstance(error, Standby):
             self._shared.tell_standby(error)
+        elif isinstance(error, Full):
+            self._shared.tell_full(error)
         else:
             self._shared.tell_away("database", error)
 

@@ -18,11 +18,18 @@ import asyncpg
 import psycopg
 import pytest
 
+from relay import config
 from relay.database import DRIVER_ERRORS
+from relay.http import Readiness
 from relay.inbox import mailbox as mailbox_module
+from relay.inbox import scribe as scribe_module
+from relay.inbox import sidecar as sidecar_module
+from relay.inbox import station as station_module
 from relay.inbox.mailbox import Mailbox
+from relay.inbox.metrics import InboxMetrics
 from relay.inbox.naming import channel_of, names_of
 from relay.inbox.station import Standby
+from relay.logs import get_logger
 from relay.servers import PostgresServer, RabbitServer
 from relay.topology import names
 from relay.values import TableName, table_name
@@ -333,6 +340,38 @@ async def test_a_database_that_refuses_every_write_uses_up_no_delivery(inbox: Si
     assert sidecar.metric("relay_inbox_reconnects_total") == 0
     assert await inbox.ready(names.parking_queue("limited")) == 0
     assert len([event for event in sidecar.events() if event["event"] == "consumer_waits"]) == 1
+
+
+async def test_who_has_no_room_gives_back_what_it_has_in_hand(
+    inbox: Site, settings: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What was in hand stayed unacknowledged until the broker closed the channel over it, each time nearer to its delivery limit."""
+    for module in mailbox_module, scribe_module:
+        monkeypatch.setattr(module, "PENDING_MAX", 3)
+    monkeypatch.setattr(scribe_module, "FULL_PATIENCE_S", 0.5)
+    monkeypatch.setattr(station_module, "BACKOFF_MAX_S", 0.5)
+    metrics, readiness = InboxMetrics(), Readiness()
+    station = sidecar_module.assembled(config.load(settings)[0], metrics, readiness, get_logger())
+    running = asyncio.create_task(station.run())
+
+    async def all_ready() -> bool:
+        return await inbox.ready() == 3
+
+    try:
+        for number in range(3):
+            await inbox.publish(f"m{number}")
+        await eventually(lambda: metrics.pending_rows == 3)
+        for number in range(3, 6):
+            await inbox.publish(f"m{number}")
+        await eventually(lambda: metrics.unacked_messages)
+        await eventually(all_ready)
+        assert "full" in dict(readiness.reasons)
+        await inbox.database.execute("UPDATE inbox SET done_at = now()")
+        await eventually(lambda: inbox.database.fetchval("SELECT count(*) = 6 FROM inbox"))
+        await eventually(lambda: not readiness.reasons)
+    finally:
+        station.stop()
+        await running
 
 
 async def test_a_database_that_goes_away_from_an_idle_sidecar_is_noticed(inbox: Site, sidecars: Any) -> None:
