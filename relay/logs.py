@@ -117,7 +117,7 @@ class _Formatter(logging.Formatter):
         if self._shows_traceback:
             for name, value in fields.items():
                 if isinstance(value, BaseException) and value.__traceback__ is not None:
-                    plain[f"{name}_traceback"] = self._redact("".join(traceback.format_exception(value)))
+                    plain[f"{name}_traceback"] = self._whole("".join(traceback.format_exception(value)))
         return event, plain
 
     def _plain(self, value: object) -> Any:
@@ -145,9 +145,13 @@ class _Formatter(logging.Formatter):
             case _:
                 return self._text(str(value))
 
+    def _whole(self, text: str) -> str:
+        """Lone surrogates are no UTF-8."""
+        return self._redact(text).encode("utf-8", "backslashreplace").decode()
+
     def _text(self, text: str) -> str:
-        # Redacted before it is cut: half a password is still one. Lone surrogates are no UTF-8.
-        text = self._redact(text).encode("utf-8", "backslashreplace").decode()
+        # Redacted before it is cut: half a password is still one.
+        text = self._whole(text)
         return text if len(text) <= TEXT_CHARACTERS_MAX else text[:TEXT_CHARACTERS_MAX] + "…"
 
 

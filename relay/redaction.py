@@ -18,9 +18,11 @@ MASK = "***"
 
 SECRET_FILE_BYTES_MAX = 64 * 1024
 
-_URL_PASSWORD = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*://[^\s:/@]*:)(?!PASSWORD@HOST:PORT\b)[^\s@]+@")
-"""Anything between a URL's user and its last at-sign; whoever writes a raw / or ? there is covered too. The
-placeholder in our own errors is none."""
+_URL_USER = re.compile(r"(?<=[A-Za-z0-9+.-])://[^\s:/@]*:(?=\S)")
+"""Of a URL what stands before its password, which is anything up to the at-sign: whoever writes a raw / or ? there is covered too."""
+
+_PLACEHOLDER = ("PASSWORD", "HOST:PORT")
+"""Around the at-sign of the URLs in our own errors: no password."""
 
 _SCHEME = r"[A-Za-z0-9+.-]*"
 """Lenient: a faulty one is what an error is about. Anything more before `://` may hold a password."""
@@ -91,7 +93,23 @@ _UNDECODED = "surrogateescape"
 
 def mask_urls(text: str) -> str:
     """The text with what can only be a password in a URL replaced by `***`."""
-    return _SECRET_PARAMETER.sub(rf"\1{MASK}", _URL_PASSWORD.sub(rf"\1{MASK}@", text))
+    if "@" in text and "://" in text:
+        # Part by part, so that the time grows with the length alone: anybody's words come here, of a megabyte and more.
+        *parts, rest = text.split("@")
+        nexts = [*parts[1:], rest]
+        text = "@".join([*(_without_password(part, after) for part, after in zip(parts, nexts, strict=True)), rest])
+    return _SECRET_PARAMETER.sub(rf"\1{MASK}", text)
+
+
+def _without_password(part: str, after: str) -> str:
+    """What stands between two at-signs, or before the first."""
+    if not part or part[-1].isspace():
+        return part
+    begin = len(part) - len(part.rsplit(None, 1)[-1])
+    user = _URL_USER.search(part, begin)
+    if user is None or (part[user.end() :] == _PLACEHOLDER[0] and re.match(rf"{_PLACEHOLDER[1]}\b", after)):
+        return part
+    return part[: user.end()] + MASK
 
 
 def shown_url(text: str) -> str | None:

@@ -102,6 +102,18 @@ def test_warnings_come_through() -> None:
     assert json.loads(stream.getvalue())["logger"] == "py.warnings"
 
 
+@pytest.mark.parametrize("log_format", list(LogFormat))
+def test_a_traceback_of_any_text_is_a_line_without_a_secret(log_format: LogFormat) -> None:
+    """Half of a surrogate pair lost the line, and the logging module printed the record as it was."""
+    log, stream = started(log_format, LogLevel.DEBUG, password="hunter2pass")
+    try:
+        raise RuntimeError("no \ud800 for hunter2pass")
+    except RuntimeError as error:
+        log.warning("failed", error=error)
+    assert "failed" in stream.getvalue()
+    assert "hunter2pass" not in stream.getvalue()
+
+
 def test_a_traceback_shows_only_at_debug() -> None:
     def fail(log: Log) -> None:
         try:

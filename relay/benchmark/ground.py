@@ -116,15 +116,18 @@ async def prepared(config: Config, queue_type: str) -> AsyncIterator[Ground]:
     taking it away is interrupted.
     """
     name = f"relay_bench_{secrets.token_hex(6)}"
-    table, left = TableName(config.table.schema, name), list[str]()
+    table, left, first = TableName(config.table.schema, name), list[str](), ""
     try:
         async with _made(config, table, queue_type, left) as ground:
             yield ground
+    except RelayError as error:
+        first = f"{error.message}; and "
+        raise
     finally:
         if left:
             statements = " ".join(_drop(table).split())
             raise CheckFailed(
-                f"the benchmark may have left behind {', and '.join(left)}",
+                f"{first}the benchmark may have left behind {', and '.join(left)}",
                 hint=f"the table: {statements} The broker takes queue and exchange away an hour after their last use",
             )
 

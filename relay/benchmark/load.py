@@ -13,7 +13,7 @@ from aiormq.abc import DeliveredMessage
 from relay.benchmark.figures import Plan
 from relay.benchmark.ground import ANSWER_TIMEOUT_S, Ground, answered
 from relay.config import Config
-from relay.database import close, connect, mapped_errors
+from relay.database import close, connect, mapped_errors, writing
 from relay.errors import explaining
 
 WRITERS: Final = 4
@@ -40,7 +40,7 @@ async def filled(ground: Ground, plan: Plan) -> AsyncIterator[None]:
     """
     text = ground.sql("fill")
     with mapped_errors():
-        async with ground.database.transaction():
+        async with writing(ground.database):
             for first in range(1, plan.rows + 1, ROWS_PER_STATEMENT):
                 last = min(first + ROWS_PER_STATEMENT - 1, plan.rows)
                 await ground.database.execute(text, first, last, plan.keys, plan.payload_bytes, timeout=FILL_TIMEOUT_S)

@@ -111,7 +111,11 @@ class Consumer:
                     (self._name, timedelta(seconds=retention_s)),
                     on_batch=self._count_forgotten,
                 )
-            except RelayError as error:
+            except (
+                RelayError,
+                OSError,
+                ValueError,
+            ) as error:  # the user's `target` may read a file that is just being replaced
                 self._log.warning("retention_failed", error=error)
             await asyncio.sleep(retention.INTERVAL_S)
 

@@ -98,7 +98,8 @@ class AsyncpgLedger:
         connection = await self._connection()
         transaction = connection.transaction()
         try:
-            connection.begin_with(self._claim_of(message))
+            # Whatever the role's default is.
+            connection.begin_with(f"SET TRANSACTION READ WRITE; {self._claim_of(message)}")
             await transaction.start()
             outcome = await self._work(connection, message, handler)
             await transaction.commit()

@@ -43,7 +43,8 @@ class Message:
     @property
     def schema_version(self) -> int:
         """The version of the event's schema, 1 where the message does not say. Raises Permanent."""
-        return self._integer("schema_version") or 1
+        version = self._integer("schema_version")
+        return 1 if version is None else version
 
     @property
     def occurred_at(self) -> datetime | None:

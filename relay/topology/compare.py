@@ -68,8 +68,12 @@ def _is_late(change: Change, found: Found) -> bool:
 def _waits(change: Change, impossible: set[tuple[str, str]]) -> bool:
     """Whether a change concerns an object that is in conflict: a policy would act on somebody else's queue."""
     match change.wanted:
-        case PolicyObject(queues=queues):
-            return any(("queue", queue) in impossible for queue in queues)
+        case PolicyObject(queues=queues, definition=definition):
+            # Nor may it lead there what is dead-lettered: nobody has bound our parking queue to it.
+            behind = dict(definition).get("dead-letter-exchange"), dict(definition).get("dead-letter-routing-key")
+            return any(("queue", queue) in impossible for queue in queues) or (
+                bool(behind[0]) and (("exchange", behind[0]) in impossible or ("queue", behind[1]) in impossible)
+            )
         case BindingObject(source=source, destination=destination, to_queue=to_queue):
             target = ("queue" if to_queue else "exchange", destination)
             return target in impossible or ("exchange", source) in impossible

@@ -4,7 +4,7 @@
 -- Index:   none.
 -- Caller:  relay/benchmark/ground.py, as one simple query. The timeout is the transaction's own: a pooling proxy would
 --          hand a session's to others.
-BEGIN;
+BEGIN ISOLATION LEVEL READ COMMITTED, READ WRITE;
 SET LOCAL lock_timeout = '10s';
 DROP TABLE IF EXISTS {table}, {shard}, {relay}, {fault}, {meta};
 DROP FUNCTION IF EXISTS {ring}(), {bell_wait}(int);

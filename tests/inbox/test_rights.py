@@ -13,7 +13,7 @@ import pytest
 
 from relay import migrate as outbox
 from relay.database import fill, sql_file
-from relay.inbox import Message, Order, Outcome, Outgoing, migrate, retention
+from relay.inbox import AsyncpgLedger, Message, Order, Outcome, Outgoing, migrate, retention
 from relay.inbox.mailbox import Mailbox
 from relay.inbox.naming import names_of
 from relay.servers import PostgresServer
@@ -77,6 +77,21 @@ async def test_an_event_that_a_unique_index_of_the_users_refuses(inbox: Site, le
     finally:
         await service.close(timeout=5)
     assert await inbox.database.fetchval("SELECT count(*) FROM outbox") == 1
+
+
+async def test_a_consumer_whose_role_reads_only_by_default(inbox: Site) -> None:
+    name = await inbox.database.fetchval("SELECT current_database()")
+    await inbox.database.execute(f'ALTER DATABASE "{name}" SET default_transaction_read_only = on')
+    ledger = AsyncpgLedger(lambda: inbox.database_url)
+
+    async def nothing(message: Message, connection: object) -> None:
+        """No effect."""
+
+    try:
+        assert await ledger.apply(message_of("m1"), nothing) is Outcome.HANDLED
+        assert await ledger.apply(message_of("m1"), nothing) is Outcome.DUPLICATE
+    finally:
+        await ledger.close()
 
 
 @pytest.mark.parametrize("default", ["off", "on"])

@@ -347,3 +347,13 @@ def test_a_queue_that_is_there_dead_letters_once_there_is_a_queue_behind() -> No
     (policy,) = [number for number, line in enumerate(lines) if " topology.inv " in line]
     (defined,) = [number for number, line in enumerate(lines) if "import_definitions" in line]
     assert policy > defined
+
+
+def test_no_policy_dead_letters_to_an_exchange_that_is_somebody_elses() -> None:
+    """The binding behind it was left out, the policy was not: what the queue rejected went nowhere, its own old policy displaced."""
+    (dlx,) = [exchange for exchange in WANTED.exchanges if exchange.type == "direct"]
+    there = after([replace(dlx, type="fanout"), *(queue for queue in WANTED.queues if queue.name == "inv")])
+    changes = compare(WANTED, there)
+    assert ("exchange", dlx.name) in [(each.kind, each.name) for each in changes if each.action is Action.CONFLICT]
+    assert "topology.inv" not in [each.name for each in changes if each.kind == "policy"]
+    assert "topology.inv.retry.5s" in [each.name for each in changes if each.kind == "policy"]
