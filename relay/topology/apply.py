@@ -5,6 +5,7 @@ Blocking throughout: one request after the other, each with a deadline.
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -92,7 +93,7 @@ def apply(config: Config, wanted: Expansion, on_change: Callable[[Change], None]
 def _planned(api: ManagementApi, wanted: Expansion) -> Plan:
     found = broker.look(api, wanted)
     if found is None:
-        mend = f"rabbitmqctl add_vhost {wanted.vhost}, or name another by --vhost"
+        mend = f"{shlex.join(['rabbitmqctl', 'add_vhost', wanted.vhost])}, or name another by --vhost"
         missing = Change(Action.CONFLICT, "vhost", wanted.vhost, "there is none, or this user may not see it", mend)
         return Plan(wanted.vhost, (missing,), ())
     changes = compare(wanted, found)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shlex
 from collections.abc import Iterator
 from typing import Final
 
@@ -105,15 +106,13 @@ def _policies(wanted: Expansion, found: Found) -> Iterator[Change]:
 
 def _permissions(wanted: Expansion, found: Found) -> Iterator[Change]:
     for permission in wanted.permissions:
-        set_them = (
-            f"rabbitmqctl set_permissions -p {wanted.vhost} {permission.user} "
-            f"'{permission.configure}' '{permission.write}' '{permission.read}'"
-        )
+        rights = (permission.configure, permission.write, permission.read)
+        set_them = shlex.join(["rabbitmqctl", "set_permissions", "-p", wanted.vhost, permission.user, *rights])
         if found.users is None:
             detail = "only a user with the tag `administrator` may look at permissions"
             yield Change(Action.CONFLICT, "permission", permission.user, detail, set_them)
         elif permission.user not in found.users:
-            mend = f"rabbitmqctl add_user {permission.user}, then apply again"
+            mend = f"{shlex.join(['rabbitmqctl', 'add_user', permission.user])}, then apply again"
             yield Change(Action.CONFLICT, "permission", permission.user, "there is no such user", mend)
         elif (has := found.users[permission.user]) is not None:
             differences = [
