@@ -121,7 +121,10 @@ class Worker(Hand):
             failure = classify(error)
             if deadline.expired():
                 failure = Failure(ErrorClass.TIMEOUT, f"not done within {self._settings.time_limit_s:g} s")
-            self._tell_breaker(is_away=is_database_away(failure, error), error=error)
+                # The handler hung, or the database did: neither is known.
+                breaker.gave_up()
+            else:
+                self._tell_breaker(is_away=is_database_away(failure, error), error=error)
         else:
             self._tell_breaker(is_away=False)
             self._metrics.processing_seconds.observe(time.monotonic() - began)

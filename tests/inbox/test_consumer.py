@@ -246,16 +246,23 @@ async def test_a_connection_that_was_closed_while_idle_costs_no_message_a_step(i
 
 
 async def test_a_handler_that_hangs_is_ended_and_tried_again(inbox: Site) -> None:
+    """Whether the database hung, nobody knows: it is no sign that it is there either."""
+    failures: list[int] = []
+
     async def handle(message: Message, connection: asyncpg.Connection) -> None:
+        failures.append(consumer._station._shared.breaker._failures)
         await apply(message, connection)
         if message.attempt == 0:
+            consumer._station._shared.breaker.failed(0.0)
             await connection.execute("SELECT pg_sleep(60)")
 
     await inbox.declare()
-    consumer = await inbox.start(inbox.consumer(handle, time_limit_s=0.3))
+    consumer = inbox.consumer(handle, time_limit_s=0.3)
+    await inbox.start(consumer)
     await inbox.publish("m1")
     await inbox.effects_are({"m1": 1})
     assert consumer.metrics.failures[ErrorClass.TIMEOUT] == 1
+    assert failures == [0, 1]
 
 
 async def test_too_old_is_parked_before_the_ladder_ends(inbox: Site) -> None:
