@@ -205,7 +205,7 @@ class HttpServer:
         """(status, content type, body) for a GET."""
         match path.partition("?")[0]:
             case "/metrics":
-                encode, content_type = choose_encoder(accept)
+                encode, content_type = _encoder(accept)
                 return 200, content_type, encode(self._registry)
             case "/livez":
                 is_alive = self._heartbeat.is_alive
@@ -219,6 +219,15 @@ class HttpServer:
             case _:
                 error = {"error": "not found; there are /metrics, /livez and /readyz"}
                 return 404, "application/json", _json(error)
+
+
+def _encoder(accept: str) -> tuple[Callable[[Collector], bytes], str]:
+    """The format that a scraper asks for; the ordinary one where its wish cannot be read."""
+    try:
+        return choose_encoder(accept)
+    except (TypeError, ValueError):
+        # A version with letters is compared with numbers there.
+        return choose_encoder("")
 
 
 def _json(value: object) -> bytes:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Sequence
 
 
@@ -15,6 +16,30 @@ def printable(text: str) -> str:
     if text.isprintable():
         return text
     return "".join(each if each.isprintable() else each.encode("unicode_escape").decode() for each in text)
+
+
+def printable_json(text: str) -> str:
+    """A JSON document that does not command a terminal either: it may escape any character of its strings."""
+    return "".join(each if each.isprintable() or each == "\n" else _utf16_escapes(each) for each in text)
+
+
+def _utf16_escapes(character: str) -> str:
+    units = character.encode("utf-16-be", "surrogatepass").hex()
+    return "".join(f"\\u{units[at : at + 4]}" for at in range(0, len(units), 4))
+
+
+def shell_words(words: Sequence[str]) -> str:
+    """A command for a shell, to be read from a terminal and typed or pasted. What does not print stands as escapes in the
+    quotes of bash, zsh and ksh that read them."""
+    return " ".join(
+        shlex.quote(word) if word.isprintable() else f"$'{''.join(map(_shell_escape, word))}'" for word in words
+    )
+
+
+def _shell_escape(character: str) -> str:
+    if character in "'\\":
+        return f"\\{character}"
+    return character if character.isprintable() else "".join(f"\\x{byte:02x}" for byte in character.encode())
 
 
 def cut(text: str, characters_max: int) -> str:

@@ -77,6 +77,14 @@ def site() -> Iterator[Site]:
     made.server.close()
 
 
+@pytest.mark.parametrize("wish", ["1.0.0", "1", "abc", "1.0.x", "", "0.0.1", "99.9"])
+def test_a_scraper_whose_wish_cannot_be_read_gets_the_numbers_all_the_same(site: Site, wish: str) -> None:
+    """A version with letters was a TypeError, and no answer."""
+    for kind in ("application/openmetrics-text", "text/plain"):
+        status, text = site.get("/metrics", accept=f"{kind}; version={wish}")
+        assert status == 200 and "relay_published_total" in text
+
+
 # ---------------------------------------------------------------- numbers
 
 

@@ -17,6 +17,7 @@ import pytest
 
 from relay.servers import LOOPBACK, PostgresServer, RabbitServer, ServerFailed, ServersUnavailable, free_port, programs
 from relay.servers.ports import PORTS
+from relay.servers.process import child_environment
 from tests.conftest import eventually, is_alive
 
 
@@ -197,6 +198,12 @@ def test_missing_programs_are_named_with_what_to_install(monkeypatch: pytest.Mon
     with pytest.raises(ServersUnavailable, match="RabbitMQ") as rabbit:
         RabbitServer.start()
     assert "apt-get install rabbitmq-server" in str(rabbit.value.hint)
+
+
+def test_programs_are_found_without_an_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`env -i relay demo` was a KeyError."""
+    monkeypatch.delenv("PATH")
+    assert "/bin" in child_environment()["PATH"]
 
 
 def test_a_server_that_cannot_start_says_why_and_leaves_nothing() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import re
+import subprocess
 import time
 
 import pytest
@@ -14,7 +15,7 @@ from hypothesis import strategies as st
 from relay.cli import console
 from relay.errors import BrokerUnavailable, ConfigError, RelayError
 from relay.redaction import Redactor, mask_urls
-from relay.text import columns, cut, many, printable, seconds
+from relay.text import columns, cut, many, printable, printable_json, seconds, shell_words
 
 ERASES = "order\x1b[2J\r\n\x9b31mpaid"
 
@@ -26,6 +27,22 @@ def test_what_is_printed_stands_on_one_line_and_says_what_there_was(text: str) -
     assert printable(shown) == shown
     if text.isprintable():
         assert shown == text
+
+
+@given(st.text(), st.booleans())
+def test_a_document_commands_no_terminal_and_says_the_same(text: str, is_ascii: bool) -> None:
+    shown = printable_json(json.dumps({text: [text]}, indent=2, ensure_ascii=is_ascii))
+    assert shown.replace("\n", "").isprintable()
+    assert json.loads(shown) == {text: [text]}
+
+
+def test_a_command_with_any_words_is_the_same_after_a_terminal_and_a_shell() -> None:
+    """`printable` made other words of what `shlex` had quoted."""
+    words = ["", "a b", "it's", ERASES, "\u202egnp", "\x7f\\'0", "\U000e0001f", "é$(x)", "line\nline"]
+    line = shell_words(["printf", "%s\\0", *words])
+    assert line.isprintable()
+    done = subprocess.run(["bash", "-c", line], stdout=subprocess.PIPE, timeout=30, check=True)
+    assert done.stdout.decode().split("\0") == [*words, ""]
 
 
 _URL_PASSWORD = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*://[^\s:/@]*:)(?!PASSWORD@HOST:PORT\b)[^\s@]+@")

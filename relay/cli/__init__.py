@@ -13,6 +13,7 @@ else.
 from __future__ import annotations
 
 import argparse
+import errno
 import io
 import os
 import sys
@@ -24,6 +25,8 @@ from relay.cli.console import Console, Parser
 from relay.errors import RelayError, UsageError
 from relay.values import utf8
 
+_NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
+"""What a file says that takes no more: nothing else here ends in these."""
 _PATHS = ("file",)
 _POSITIONAL = ("id", "queue")
 """Of the arguments' names, those of files, and those that are no option where they are no list."""
@@ -48,13 +51,25 @@ def main(argv: Sequence[str] | None = None) -> int:
         console.note("interrupted")
         return 1
     except BrokenPipeError:
-        # Whoever read the output has seen enough; the interpreter's own flush at exit must not complain.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        # Whoever read the output has seen enough.
+        _write_no_more()
+        return 1
+    except OSError as error:
+        if error.errno in _NO_ROOM:
+            console.note(f"cannot write the output: {error.strerror}")
+            _write_no_more()
+        else:
+            console.confess(error)
         return 1
     except Exception as error:  # noqa: BLE001 - the outermost place: reported as a fault of ours
         console.confess(error)
         return 1
     return code
+
+
+def _write_no_more() -> None:
+    """The interpreter's own flush at exit must not complain."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _parser() -> Parser:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 from relay.build import VERSION
 from relay.errors import ConfigError, RelayError
-from relay.text import columns, printable
+from relay.text import columns, printable, printable_json
 
 if TYPE_CHECKING:
     import asyncio
@@ -219,4 +219,4 @@ def print_json(document: Mapping[str, object], console: Console) -> None:
     from relay.redaction import redacted
 
     is_unicode = "utf" in (sys.stdout.encoding or "").lower()
-    print(json.dumps(redacted(document, console.redact), indent=2, ensure_ascii=not is_unicode))
+    print(printable_json(json.dumps(redacted(document, console.redact), indent=2, ensure_ascii=not is_unicode)))

@@ -11,7 +11,7 @@ from relay.errors import ConfigError
 from relay.inbox.order import Order
 from relay.inbox.outcome import BrokerRetry, RetryBudget, RetryPolicy
 from relay.topology import names
-from relay.values import short_string, utf8
+from relay.values import DURATION_S_MAX, short_string, utf8
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -111,8 +111,8 @@ def _retry_checks(settings: ConsumerSettings) -> Sequence[tuple[bool, str]]:
     if isinstance(retry, RetryPolicy):
         return (
             (
-                all(delay_s > 0 for delay_s in retry.delays_s),
-                f"retry.delays_s={retry.delays_s}: every delay is above zero",
+                all(0 < delay_s <= DURATION_S_MAX for delay_s in retry.delays_s),
+                f"retry.delays_s={retry.delays_s}: every delay is above zero, and no longer than a hundred years",
             ),
             (0 <= retry.jitter <= 1, f"retry.jitter={retry.jitter}: allowed is a share from 0 to 1"),
         )

@@ -171,7 +171,7 @@ class Server(ABC):
 
 def child_environment(**variables: str) -> dict[str, str]:
     """What a server's program gets to see: the PATH, a locale, and `variables`; nothing else of this process."""
-    return {"PATH": os.environ["PATH"], "LC_ALL": "C.UTF-8", **variables}
+    return {"PATH": os.environ.get("PATH", os.defpath), "LC_ALL": "C.UTF-8", **variables}
 
 
 def run(

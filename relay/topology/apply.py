@@ -5,7 +5,6 @@ Blocking throughout: one request after the other, each with a deadline.
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -13,6 +12,7 @@ from pathlib import Path
 from relay.config import SETTINGS, Config, not_set
 from relay.errors import BrokerError, BrokerRefused, BrokerUnavailable, ConfigError, UsageError
 from relay.management import ApiFailed, ApiRefused, ManagementApi
+from relay.text import shell_words
 from relay.topology import broker, fields
 from relay.topology.changes import Action, Change
 from relay.topology.commands import all_of, commands
@@ -93,7 +93,7 @@ def apply(config: Config, wanted: Expansion, on_change: Callable[[Change], None]
 def _planned(api: ManagementApi, wanted: Expansion) -> Plan:
     found = broker.look(api, wanted)
     if found is None:
-        mend = f"{shlex.join(['rabbitmqctl', 'add_vhost', wanted.vhost])}, or name another by --vhost"
+        mend = f"{shell_words(['rabbitmqctl', 'add_vhost', wanted.vhost])}, or name another by --vhost"
         missing = Change(Action.CONFLICT, "vhost", wanted.vhost, "there is none, or this user may not see it", mend)
         return Plan(wanted.vhost, (missing,), ())
     changes = compare(wanted, found)

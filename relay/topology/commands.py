@@ -7,10 +7,10 @@ and leave alone what exists.
 from __future__ import annotations
 
 import json
-import shlex
 from collections.abc import Iterable, Iterator
 from typing import Final
 
+from relay.text import printable_json, shell_words
 from relay.topology.expand import (
     FEATURE_FLAG,
     AnyObject,
@@ -53,14 +53,14 @@ def commands(wanted: Expansion, objects: Iterable[AnyObject]) -> list[str]:
 
 
 def _policy(vhost: str, policy: PolicyObject) -> str:
-    definition = json.dumps(dict(policy.definition), ensure_ascii=False)
+    definition = printable_json(json.dumps(dict(policy.definition), ensure_ascii=False))
     options = ["--priority", str(policy.priority), "--apply-to", "queues"]
-    return shlex.join(["rabbitmqctl", "set_policy", "-p", vhost, *options, policy.name, policy.pattern, definition])
+    return shell_words(["rabbitmqctl", "set_policy", "-p", vhost, *options, policy.name, policy.pattern, definition])
 
 
 def _permission(vhost: str, granted: PermissionObject) -> str:
     rights = [granted.configure, granted.write, granted.read]
-    return shlex.join(["rabbitmqctl", "set_permissions", "-p", vhost, granted.user, *rights])
+    return shell_words(["rabbitmqctl", "set_permissions", "-p", vhost, granted.user, *rights])
 
 
 def _definitions(vhost: str, objects: list[AnyObject]) -> list[str]:
@@ -79,7 +79,7 @@ def _json(parts: dict[str, list[dict[str, object]]]) -> Iterator[str]:
     for last_part, (name, documents) in zip(_is_last(len(parts)), parts.items(), strict=True):
         yield f'  "{name}": ['
         for last, document in zip(_is_last(len(documents)), documents, strict=True):
-            yield f"    {json.dumps(document, ensure_ascii=False)}{'' if last else ','}"
+            yield f"    {printable_json(json.dumps(document, ensure_ascii=False))}{'' if last else ','}"
         yield f"  ]{'' if last_part else ','}"
     yield "}"
 

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import re
-import shlex
 from collections.abc import Iterator
 from typing import Final
 
+from relay.text import shell_words
 from relay.topology.changes import Action, Change, Found, by_name, difference, matches, table_differences
 from relay.topology.expand import FEATURE_FLAG, PLUGINS, Expansion
 
@@ -107,12 +107,12 @@ def _policies(wanted: Expansion, found: Found) -> Iterator[Change]:
 def _permissions(wanted: Expansion, found: Found) -> Iterator[Change]:
     for permission in wanted.permissions:
         rights = (permission.configure, permission.write, permission.read)
-        set_them = shlex.join(["rabbitmqctl", "set_permissions", "-p", wanted.vhost, permission.user, *rights])
+        set_them = shell_words(["rabbitmqctl", "set_permissions", "-p", wanted.vhost, permission.user, *rights])
         if found.users is None:
             detail = "only a user with the tag `administrator` may look at permissions"
             yield Change(Action.CONFLICT, "permission", permission.user, detail, set_them)
         elif permission.user not in found.users:
-            mend = f"{shlex.join(['rabbitmqctl', 'add_user', permission.user])}, then apply again"
+            mend = f"{shell_words(['rabbitmqctl', 'add_user', permission.user])}, then apply again"
             yield Change(Action.CONFLICT, "permission", permission.user, "there is no such user", mend)
         elif (has := found.users[permission.user]) is not None:
             differences = [

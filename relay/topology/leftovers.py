@@ -7,11 +7,11 @@ waits for whoever removes it.
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Iterator, Mapping, Set
 from dataclasses import dataclass
 from typing import Any
 
+from relay.text import shell_words
 from relay.topology.changes import Action, Change, Found, binding_of, by_name, matches
 from relay.topology.expand import PLUGINS, BindingObject, Expansion, PolicyObject, policy_name
 from relay.topology.names import shard_exchange
@@ -65,7 +65,7 @@ def told(wanted: Expansion, found: Found, left: Left) -> Iterator[Change]:
         yield Change(Action.LEFTOVER, "exchange", name, detail, "delete it yourself, once nothing is bound to it")
     for name in sorted(by_name(found.policies).keys() - {policy.name for policy in wanted.policies}):
         if name.startswith(policy_name("")) and _is_retry(name.removeprefix(policy_name("")), wanted.names):
-            clear = shlex.join(["rabbitmqctl", "clear_policy", "-p", wanted.vhost, name])
+            clear = shell_words(["rabbitmqctl", "clear_policy", "-p", wanted.vhost, name])
             mend = f"{clear}, once its queue is gone"
             yield Change(Action.LEFTOVER, "policy", name, "of such a queue", mend)
     queues, hashes = {queue.name for queue in wanted.queues}, _hash_exchanges(wanted)

@@ -9,6 +9,7 @@ import secrets
 import signal
 from collections.abc import AsyncIterator, Mapping
 from typing import Any
+from urllib.parse import urlsplit
 
 import aio_pika
 import asyncpg
@@ -20,7 +21,7 @@ from relay.benchmark.load import filled
 from relay.cli import console
 from relay.config import load, needed_by, used_by
 from relay.errors import CheckFailed
-from relay.servers import RabbitServer
+from relay.servers import PostgresServer, RabbitServer
 from tests.conftest import eventually
 from tests.e2e.conftest import COMMAND, command, environment
 
@@ -63,6 +64,17 @@ async def test_it_measures_and_leaves_nothing(settings: Mapping[str, str], rabbi
     assert result["limit"]["by"] in ("broker", "database", "relay", "network")
     assert await tables(settings["RELAY_DATABASE_URL"]) == set()
     assert "relay_bench" not in broker_names(rabbit_server)
+
+
+async def test_a_default_of_read_only_stops_no_benchmark(
+    settings: Mapping[str, str], database_url: str, postgres_server: PostgresServer
+) -> None:
+    name = urlsplit(database_url).path[1:]
+    postgres_server.sql(f'ALTER DATABASE "{name}" SET default_transaction_read_only = on')
+    flags = ("--rows", "500", "--seconds", "1", "--rate", "100", "--queue", "classic", "--json")
+    done = await asyncio.to_thread(lambda: command("bench", *flags, settings=settings))
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["trickle"]["rows"] == 100
 
 
 @contextlib.asynccontextmanager

@@ -28,6 +28,20 @@ async def _command(*arguments: str, settings: Mapping[str, str]) -> subprocess.C
 # ---------------------------------------------------------------- usage
 
 
+def test_a_full_disk_is_no_fault_of_the_command() -> None:
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(
+            [*COMMAND, "migrate", "--print"],
+            env=environment({}),
+            stdout=full,
+            stderr=subprocess.PIPE,
+            text=True,
+            timeout=60,
+            check=False,
+        )
+    assert (done.returncode, done.stderr) == (1, "relay: cannot write the output: No space left on device\n")
+
+
 def test_version_and_help() -> None:
     assert command("--version").stdout == f"relay {__version__}\n"
     text = command("--help").stdout

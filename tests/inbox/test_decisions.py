@@ -446,6 +446,13 @@ def test_a_retry_by_the_broker_that_makes_no_sense_is_refused_with_all_its_fault
     assert shortest_retention_s(ConsumerSettings(longest_replay_s=9.0, retry=BrokerRetry(1.0, 2.0, 3))) == 14.0
 
 
+@pytest.mark.parametrize("delay_s", [0.0, -1.0, float("inf"), float("nan"), 1e300])
+def test_a_ladder_of_impossible_delays_is_refused(delay_s: float) -> None:
+    """An endless one was an OverflowError in the name of its queue."""
+    with pytest.raises(ConfigError, match=r"retry\.delays_s"):
+        ConsumerSettings(retry=RetryPolicy((delay_s,)), longest_replay_s=1.0)
+
+
 def test_an_exchange_that_the_driver_publishes_nothing_to_is_refused() -> None:
     """Its ValueError came with the first message that was parked, and ended the consumer."""
     for exchange in ("ü", "e" * 128):

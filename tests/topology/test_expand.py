@@ -154,3 +154,11 @@ def test_a_vhost_and_names_that_need_quoting() -> None:
     assert lines[1].startswith("rabbitmqctl set_policy -p 'a b' --priority 10 --apply-to queues 'topology.it'\"'\"'s'")
     begin, end = lines.index("cat > topology.json <<'JSON'"), lines.index("JSON")
     assert json.loads("\n".join(lines[begin + 1 : end]))["queues"][0]["name"] == "it's"
+
+
+def test_commands_are_what_they_say_though_a_name_does_not_print() -> None:
+    wanted = expand(read('vhost = "a\\u0085b"\n' + FILE.replace("orders.inventory", "turned\\u202e"), "t.toml"))
+    lines = commands(wanted, all_of(wanted))
+    assert "-p $'a\\xc2\\x85b' " in lines[1] and all(line.isprintable() for line in lines)
+    begin, end = lines.index("cat > topology.json <<'JSON'"), lines.index("JSON")
+    assert json.loads("\n".join(lines[begin + 1 : end]))["queues"][0]["name"] == "turned\u202e"
