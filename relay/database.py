@@ -126,9 +126,10 @@ async def close(connection: Connection) -> None:
 
 @contextlib.asynccontextmanager
 async def writing(connection: Connection) -> AsyncIterator[None]:
-    """A transaction that writes, whatever the role's or the database's default is (`default_transaction_read_only`)."""
+    """A transaction that writes and sees what others commit meanwhile, whatever the role's or the database's defaults are
+    (`default_transaction_read_only`, `default_transaction_isolation`)."""
     async with connection.transaction():
-        await connection.execute("SET TRANSACTION READ WRITE")
+        await connection.execute("SET TRANSACTION ISOLATION LEVEL READ COMMITTED, READ WRITE")
         yield
 
 

@@ -64,6 +64,7 @@ class Mailbox:
         self._insert = fill(sql_file("inbox/mailbox_insert.sql"), names)
         self._gauges = fill(sql_file("inbox/mailbox_gauges.sql"), names)
         self._claim = fill(sql_file("inbox/mailbox_claim.sql"), names)
+        self._release = fill(sql_file("inbox/mailbox_release.sql"), names)
         self._hold = fill(sql_file("inbox/mailbox_hold.sql"), names)
         self._tables = (names["table"], names["writer"])
         # Of this life: the next one waits until this one's lease is over.
@@ -138,6 +139,14 @@ class Mailbox:
                 async with connection.transaction():
                     row = await connection.fetchrow(self._gauges, PENDING_MAX)
             return Gauges(row["pending"], row["oldest_age_s"], row["due_age_s"], row["parked"])
+
+    async def release(self) -> None:
+        """Let go what is held by nobody. Raises DatabaseError."""
+        async with self._lock:
+            connection = self._open_connection()
+            with mapped_errors():
+                async with writing(connection):
+                    await connection.execute(self._release)
 
     async def resign(self) -> None:
         """Give the right back, and do not take it before the next `check`. Where the database is away it runs out by itself."""

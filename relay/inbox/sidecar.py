@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
+import time
 from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import Final
@@ -30,6 +31,9 @@ from relay.inbox.station import Standby, Station
 from relay.lifecycle import Lifecycle, serving
 
 GAUGE_INTERVAL_S: Final = 2.0
+
+RELEASE_BREATH: Final = 20.0
+"""The look for rows that are held by nobody goes through all keys of which any is: the next comes so many times as long later."""
 
 
 def run(config: Config, warnings: Sequence[str] = ()) -> int:
@@ -89,13 +93,17 @@ def assembled(config: Config, metrics: InboxMetrics, readiness: Readiness, log: 
 
 
 async def _watch(mailbox: Mailbox, shared: Shared, leave: Callable[[str], None]) -> None:
-    """The table's gauges, absent while they cannot be read. Without messages nobody else would notice a database that is
+    """The table's gauges, absent while they cannot be read, and what is held there by nobody. Without messages nobody else would notice a database that is
     away, or that another sidecar has the right to write: it is told here too, and the session opened again or the link left.
     """
     metrics, is_away = shared.metrics, False
+    next_release_at = 0.0
     while True:
         try:
             found = await mailbox.gauges()
+            if (began := time.monotonic()) >= next_release_at:
+                await mailbox.release()
+                next_release_at = began + RELEASE_BREATH * (time.monotonic() - began)
         except Standby as error:
             metrics.forget_rows()
             leave(error.message)

@@ -5,7 +5,8 @@
 -- Locks:   new objects only; one transaction, under the same advisory lock as 0001.
 -- Caller:  relay/inbox/migrate.py, which sends this text or prints it; it may be run again, and replaces the functions.
 --          {claimable} is parts/claimable.sql; {table}, {writer} and the functions' names are quoted, {channel_text} is the
---          doorbell's channel as a literal, {mark_text} the comment by which the table is known again, {grants} the rights of a role or empty.
+--          doorbell's channel as a literal, {mark_text} the comment by which the table is known again, {grants} the rights of a role or empty;
+--          {free_rows} of a key's rows are never held.
 -- Errors:  RLY01 another table of that name.
 BEGIN ISOLATION LEVEL READ COMMITTED, READ WRITE;
 SET LOCAL lock_timeout = '2s';
@@ -43,11 +44,15 @@ BEGIN
             error_class text,
             error text,
             parked_at timestamptz,
-            done_at timestamptz
+            done_at timestamptz,
+            -- Not looked at by a claim: far behind others of its key, or behind one that failed. It says only what needs no look: who is
+            -- next is decided by what is done (parts/claimable.sql).
+            held boolean NOT NULL DEFAULT false
         );
-        -- What may be claimed, in order; the head of a key; what the purge deletes.
-        CREATE INDEX ON {table} (seq) WHERE done_at IS NULL AND parked_at IS NULL;
+        -- What may be claimed, in order; the head of a key; the first that is held of each; what the purge deletes.
+        CREATE INDEX ON {table} (seq) WHERE done_at IS NULL AND parked_at IS NULL AND NOT held;
         CREATE INDEX ON {table} (aggregate_type, aggregate_id, seq) WHERE done_at IS NULL;
+        CREATE INDEX ON {table} (aggregate_type, aggregate_id, seq) WHERE done_at IS NULL AND held;
         CREATE INDEX ON {table} (done_at) WHERE done_at IS NOT NULL;
         EXECUTE format('COMMENT ON TABLE %s IS %L', {table_text}::regclass, {mark_text});
     ELSIF obj_description({table_text}::regclass, 'pg_class') IS DISTINCT FROM {mark_text} THEN
@@ -75,13 +80,33 @@ LANGUAGE sql VOLATILE AS $body$
      ORDER BY head.seq LIMIT at_most FOR UPDATE OF head SKIP LOCKED
 $body$;
 
+-- The next ones of a key are held no more, once the first of them is. Of the functions below; nobody else needs it.
+CREATE OR REPLACE FUNCTION {release}(kind text, key text, place bigint) RETURNS void
+LANGUAGE plpgsql VOLATILE AS $body$
+BEGIN
+    IF (SELECT later.held FROM {table} later
+         WHERE later.aggregate_type = kind AND later.aggregate_id = key AND later.done_at IS NULL AND later.seq > place
+         ORDER BY later.seq LIMIT 1) THEN
+        UPDATE {table} SET held = false WHERE held AND message_id IN (
+            SELECT later.message_id FROM {table} later
+             WHERE later.aggregate_type = kind AND later.aggregate_id = key AND later.done_at IS NULL AND later.seq > place
+             ORDER BY later.seq LIMIT {free_rows});
+    END IF;
+END $body$;
+
 -- The effect is there; commits with it. False where it was done before.
 CREATE OR REPLACE FUNCTION {done}(id text) RETURNS boolean
-LANGUAGE sql VOLATILE AS $body$
-    WITH changed AS (UPDATE {table} SET done_at = now(), attempts = attempts + 1
-                      WHERE message_id = id AND done_at IS NULL RETURNING 1)
-    SELECT EXISTS (SELECT FROM changed)
-$body$;
+LANGUAGE plpgsql VOLATILE AS $body$
+DECLARE
+    kind text; key text; place bigint;
+BEGIN
+    UPDATE {table} SET done_at = now(), attempts = attempts + 1 WHERE message_id = id AND done_at IS NULL
+    RETURNING aggregate_type, aggregate_id, seq INTO kind, key, place;
+    IF key IS NOT NULL THEN
+        PERFORM {release}(kind, key, place);
+    END IF;
+    RETURN place IS NOT NULL;
+END $body$;
 
 -- The attempt failed; called in a transaction of its own, after the ROLLBACK. `class` is transient, unknown or permanent;
 -- n delays, none of them NULL, are n + 1 attempts, each 20 % longer or shorter. Says what became of it: deferred, parked, or NULL where there
@@ -91,7 +116,7 @@ CREATE OR REPLACE FUNCTION {failed}(
 ) RETURNS text
 LANGUAGE plpgsql VOLATILE AS $body$
 DECLARE
-    verdict text;
+    verdict text; kind text; key text; place bigint;
 BEGIN
     IF class IS NULL OR class NOT IN ('transient', 'unknown', 'permanent') THEN
         RAISE EXCEPTION 'no class %: transient, unknown or permanent', quote_nullable(class) USING ERRCODE = '22023';
@@ -110,7 +135,13 @@ BEGIN
         parked_at = CASE WHEN class = 'permanent' OR attempts >= cardinality(delays) THEN now() END,
         due_at = now() + coalesce(delays[attempts + 1], '0') * (0.8 + 0.4 * random())
      WHERE message_id = id AND done_at IS NULL AND parked_at IS NULL
-    RETURNING CASE WHEN parked_at IS NULL THEN 'deferred' ELSE 'parked' END INTO verdict;
+    RETURNING CASE WHEN parked_at IS NULL THEN 'deferred' ELSE 'parked' END, aggregate_type, aggregate_id, seq
+         INTO verdict, kind, key, place;
+    -- Those behind it need no look meanwhile; most are held already.
+    UPDATE {table} SET held = true WHERE NOT held AND message_id IN (
+        SELECT later.message_id FROM {table} later
+         WHERE later.aggregate_type = kind AND later.aggregate_id = key AND later.done_at IS NULL AND later.seq > place
+         ORDER BY later.seq LIMIT 2 * {free_rows});
     RETURN verdict;
 END $body$;
 
@@ -125,8 +156,10 @@ $body$;
 CREATE OR REPLACE FUNCTION {discard}(id text) RETURNS boolean
 LANGUAGE sql VOLATILE AS $body$
     WITH changed AS (UPDATE {table} SET done_at = now()
-                      WHERE message_id = id AND parked_at IS NOT NULL AND done_at IS NULL RETURNING 1),
-         rung AS (SELECT pg_notify({channel_text}, '') FROM changed)
+                      WHERE message_id = id AND parked_at IS NOT NULL AND done_at IS NULL
+                  RETURNING aggregate_type AS kind, aggregate_id AS key, seq AS place),
+         released AS (SELECT {release}(kind, key, place) FROM changed),
+         rung AS (SELECT pg_notify({channel_text}, '') FROM released)
     SELECT count(*) > 0 FROM rung
 $body$;
 {grants}

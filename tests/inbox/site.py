@@ -13,8 +13,11 @@ import asyncpg
 from aio_pika.abc import AbstractIncomingMessage
 from aiormq import spec
 
+from relay.database import fill as fill_in
+from relay.database import sql_file
 from relay.inbox import Consumer, ConsumerSettings, Handler, Message, RetryPolicy, migrate
 from relay.inbox.message import read
+from relay.inbox.naming import names_of
 from relay.inbox.outcome import RetryBudget
 from relay.properties import ExactProperties, copied
 from relay.topology import names
@@ -23,6 +26,7 @@ from tests.conftest import eventually
 QUEUE = "inventory"
 EXCHANGE = "events"
 LADDER = (0.05, 0.1, 0.2)
+BATCH = fill_in(sql_file("inbox/mailbox_insert.sql"), names_of(migrate.DEFAULT_TABLE))
 
 
 async def apply(message: Message, connection: asyncpg.Connection) -> None:
@@ -224,11 +228,23 @@ def message_of(message_id: str) -> Message:
     )
 
 
-async def fill(inbox: Site, *ids: str, key: str | None = None) -> None:
-    """Rows as the sidecar writes them, into the inbox table."""
-    await inbox.database.execute(
-        "INSERT INTO inbox (message_id, queue, event_type, schema_version, aggregate_type, aggregate_id, payload,"
-        " headers, exchange, routing_key) SELECT id, 'q', 't', 1, '', $2, '', '{}', '', '' FROM unnest($1::text[]) id",
-        list(ids),
-        key,
+async def fill(inbox: Site, *ids: str, key: str | None = None, by: asyncpg.Connection | None = None) -> None:
+    """A batch of the sidecar, into the inbox table; `by` another session than the site's."""
+    many = len(ids)
+    texts, numbers, nothing = [""] * many, [1] * many, [None] * many
+    # message_id event_type schema_version aggregate_type, _id, _version payload content_type, _encoding headers exchange routing_key …
+    columns = (
+        ids,
+        texts,
+        numbers,
+        texts,
+        [key] * many,
+        nothing,
+        [b""] * many,
+        nothing,
+        nothing,
+        ["{}"] * many,
+        texts,
+        texts,
     )
+    await (by or inbox.database).execute(BATCH, "q", *columns, *[nothing] * 6)

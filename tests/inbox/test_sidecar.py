@@ -668,3 +668,13 @@ async def test_old_rows_go_and_unfinished_ones_stay(inbox: Site, sidecars: Any) 
     sidecar: Sidecar = await sidecars().ready()
     await eventually(lambda: sidecar.metric("relay_inbox_forgotten_total") == 1499, 20)
     assert await rows(inbox) == ["m7"]
+
+
+async def test_what_is_held_by_nobody_is_let_go(inbox: Site, sidecars: Any) -> None:
+    """Its predecessors were deleted by hand: no `inbox_done` will come for them."""
+    await fill(inbox, *(f"m{number}" for number in range(100)), key="k")
+    await inbox.database.execute("DELETE FROM inbox WHERE NOT held")
+    claim = "SELECT message_id FROM inbox_claim(1)"
+    assert await inbox.database.fetchval(claim) is None
+    await sidecars().ready()
+    await eventually(lambda: inbox.database.fetchval(claim))
