@@ -16,6 +16,7 @@ from relay.core.pace import Pace
 from relay.core.ports.broker import Broker, Closed, Link, Publication, Rejection, Returned
 from relay.core.ports.outbox import Setback
 from relay.core.rate import TokenBucket
+from relay.core.wariness import own_exchange
 from relay.engine import Engine, Signal
 from relay.errors import BrokerError, BrokerRefused, ExchangeMissing
 from relay.message import Aside, Row, State, due_since
@@ -43,7 +44,15 @@ NACKED_REBUILD_S = 10.0
 while that had no leader is nacked as long as the dead node is away, though a new leader takes what other channels send."""
 
 NACKED_REBUILD_S_MAX = 300.0
-"""The wait doubles up to this: a queue that is full for hours costs a connect each five minutes."""
+"""The wait doubles up to this: a queue that is full for hours costs a connect each five minutes. It is the shortest again when
+there was none for twice as long."""
+
+STILLBORN_MAX = 3
+STILLBORN_S = 10.0
+"""After so many links that ended within so long of their opening, without an answer, opening one says nothing any more (L6)."""
+
+LOSSES_MAX = 3
+"""A row that was lost with so many links, with no answer in between, may be what ends them."""
 
 
 class Publisher:
@@ -60,10 +69,20 @@ class Publisher:
         """The last link was closed over the configured exchange, and no confirm came since."""
         self._has_been_connected = False
         self._closed = Signal()
+        self._connected_at = math.inf
         self._last_progress_at = 0.0
         self._nacked_since: float | None = None
         """Since when this link has had nothing but nacks."""
         self._nacked_rebuild_s = NACKED_REBUILD_S
+        self._nacked_rebuilt_at = -math.inf
+        self._has_answered = False
+        """This link has had an outcome of a message."""
+        self._losses: dict[int, int] = {}
+        """By seq, with how many links in a row each row was lost that the last one lost."""
+        self._is_overdue = False
+        """A row has had no answer for long while others have theirs, and the log has it."""
+        self._is_rebuilding = False
+        """This link is being closed by ourselves."""
         self._rebuild_after_s = STALL_REBUILD_FACTOR * engine.settings.confirm_timeout_s
         self._stall = Stall(engine)
         rate = engine.settings.rate_max
@@ -74,7 +93,7 @@ class Publisher:
     async def run_link(self) -> None:
         """Keep a link: connect, wait until it closes, back off, again; for ever."""
         engine = self._engine
-        failures = 0
+        failures = stillborn = 0
         while True:
             info = engine.info
             if info is None:
@@ -90,8 +109,9 @@ class Publisher:
                 continue
             engine.metrics.reconnects["broker"] += self._has_been_connected
             self._has_been_connected = True
-            self._note_up()
+            self._note_up(is_trusted=stillborn < STILLBORN_MAX)
             self._last_progress_at = engine.clock.now()
+            self._has_answered = self._is_rebuilding = False
             engine.link = link
             self._nacked_since = None
             engine.chains.offer_again()
@@ -100,17 +120,20 @@ class Publisher:
             self._quarantine.on_verified()
             engine.to_publish.set()
             engine.to_renew.set()
-            connected_at = engine.clock.now()
+            self._connected_at = engine.clock.now()
             acked_before = engine.metrics.published["acked"]
             await self._closed.wait(None)
             # A link that lived for a while is no storm; one that closes at once is.
-            has_worked = engine.clock.now() - connected_at > 10.0 or engine.metrics.published["acked"] > acked_before
+            has_lived = engine.clock.now() - self._connected_at > STILLBORN_S
+            has_worked = has_lived or engine.metrics.published["acked"] > acked_before
             failures = 1 if has_worked else failures + 1
+            stillborn = 0 if has_lived or self._has_answered else stillborn + 1
             await engine.clock.sleep(reconnect_backoff(failures, engine.random.random()))
 
-    def _note_up(self) -> None:
+    def _note_up(self, *, is_trusted: bool) -> None:
         engine = self._engine
-        engine.broker_lost_at = None
+        if is_trusted:
+            engine.broker_lost_at = None
         engine.metrics.connected["broker"] = True
         engine.metrics.backpressure.set("broker_down", False, engine.clock.now())
         engine.readiness.remove("broker")
@@ -249,10 +272,6 @@ class Publisher:
 
     def on_acked(self, rows: Sequence[Row]) -> None:
         engine = self._engine
-        if self._is_exchange_refused:
-            self._is_exchange_refused = False
-            engine.readiness.remove("exchange")
-            engine.log.info("exchange_accepted")
         confirmed = engine.chains.on_confirmed(rows)
         self._note_outcome("acked", rows)
         if len(confirmed) < len(rows):
@@ -364,6 +383,7 @@ class Publisher:
         self._quarantine.suspect(rows, error, alone=alone)
 
     def on_passed(self, row: Row) -> None:
+        self._note_accepted([row])
         self._last_progress_at = self._engine.clock.now()
         self._stall.on_answered(self._last_progress_at)
         self._quarantine.take_in(row, self._last_progress_at)
@@ -393,7 +413,7 @@ class Publisher:
         if engine.is_stopping:
             engine.chains.finish([row for row in lost if row.state is State.IN_FLIGHT])
         else:
-            engine.chains.on_lost(self._quarantine.lose(lost))
+            self._take_back(lost, error)
         # A link opens and is closed over the exchange again and again: said once, until it takes a message (I8).
         is_news = closed is not Closed.EXCHANGE or not self._is_exchange_refused
         if closed is Closed.EXCHANGE:
@@ -401,7 +421,8 @@ class Publisher:
             engine.readiness.add("exchange", error)
         elif closed is Closed.REFUSED:
             self._quarantine.beware(engine.clock.now())
-        engine.broker_lost_at = engine.clock.now()
+        if engine.broker_lost_at is None:
+            engine.broker_lost_at = engine.clock.now()
         engine.metrics.connected["broker"] = False
         if not engine.is_stopping:
             engine.metrics.backpressure.set("broker_down", True, engine.clock.now())
@@ -413,6 +434,25 @@ class Publisher:
         engine.changed.set()
         self._closed.set()
 
+    def _take_back(self, lost: Sequence[Row], error: str) -> None:
+        """They go again. Those that were lost time and again are tried by themselves: one of them may be what ends the links,
+        though the broker, or who cuts in between, does not say so. One that was alone when it was lost once more goes the ladder."""
+        if not self._is_rebuilding:
+            self._losses = {row.seq: self._losses.get(row.seq, 0) + 1 for row in lost}
+        again = [row for row in lost if self._losses.get(row.seq, 0) >= LOSSES_MAX and not self._is_rebuilding]
+        if again:
+            culprit = self._quarantine.lose_alone(again)
+            if culprit is not None:
+                del self._losses[culprit.seq]
+                what = f"lost with {LOSSES_MAX} links and more, at last with nothing else in flight: {error}"
+                self._fail(Rejection(culprit, Failure.UNKNOWN, what))
+                lost = [row for row in lost if row is not culprit]
+                again.remove(culprit)
+        lost = self._quarantine.lose(lost)
+        known = set(lost)
+        self._quarantine.suspect([row for row in again if row in known], error, alone=True)
+        self._engine.chains.on_lost([row for row in lost if row.state is State.IN_FLIGHT])
+
     def _end_block(self) -> None:
         engine = self._engine
         engine.is_blocked = False
@@ -423,8 +463,10 @@ class Publisher:
         engine = self._engine
         engine.metrics.published[outcome] += len(rows)
         now = self._last_progress_at = engine.clock.now()
+        if outcome != "lost":
+            self._note_accepted(rows)
         if outcome == "acked":
-            self._nacked_since, self._nacked_rebuild_s = None, NACKED_REBUILD_S
+            self._nacked_since = None
         elif outcome == "nacked" and self._nacked_since is None:
             self._nacked_since = now
         match outcome:
@@ -438,6 +480,17 @@ class Publisher:
             engine.spans.end(outcome, rows, now, error)
         if outcome != "lost":
             self._rebuild_after_s = STALL_REBUILD_FACTOR * engine.settings.confirm_timeout_s
+
+    def _note_accepted(self, rows: Sequence[Row]) -> None:
+        """The broker has looked at these and closed nothing over them: it takes what it is sent, whatever becomes of it."""
+        engine = self._engine
+        if not self._has_answered:
+            self._has_answered = True
+            engine.broker_lost_at = None
+        if self._is_exchange_refused and any(own_exchange(row) is None for row in rows):
+            self._is_exchange_refused = False
+            engine.readiness.remove("exchange")
+            engine.log.info("exchange_accepted")
 
     # ------------------------------------------------------------ failures
 
@@ -455,10 +508,16 @@ class Publisher:
         now = engine.clock.now()
         self._observe()
         self._stall.look(link, now)
+        self._look_for_overdue(link, now)
+        if link is not None and now - self._connected_at > STILLBORN_S:
+            engine.broker_lost_at = None
+        if now - self._nacked_rebuilt_at > 2 * NACKED_REBUILD_S_MAX:
+            self._nacked_rebuild_s = NACKED_REBUILD_S
         nacked_s = 0.0 if self._nacked_since is None else now - self._nacked_since
         if link is not None and link.in_flight == 0 and nacked_s >= self._nacked_rebuild_s:
             self._rebuild(link, nacked_s, "nacked")
             self._nacked_since, self._nacked_rebuild_s = None, min(2 * self._nacked_rebuild_s, NACKED_REBUILD_S_MAX)
+            self._nacked_rebuilt_at = now
             return
         if link is None or link.in_flight == 0 or engine.is_blocked:
             self._last_progress_at = now
@@ -470,6 +529,17 @@ class Publisher:
             self._last_progress_at = now
             self._rebuild_after_s = doubled
 
+    def _look_for_overdue(self, link: Link | None, now: float) -> None:
+        """Others have their answers, and one row has none: its queue is mute. Where nothing is answered, `Stall` says so."""
+        row = None if link is None else link.oldest
+        waited_s = 0.0 if row is None else now - row.published_at
+        if row is None or waited_s < self._engine.settings.confirm_timeout_s:
+            self._is_overdue = False
+        elif not self._is_overdue and not self._engine.is_blocked and not self._stall.is_told:
+            self._is_overdue = True
+            self._engine.log.warning("confirm_overdue", seq=row.seq, id=row.id, seconds=round(waited_s))
+
     def _rebuild(self, link: Link, seconds: float, because: str) -> None:
+        self._is_rebuilding = True
         self._engine.log.error("link_rebuilt", seconds=round(seconds), because=because)
         self._engine.start(link.close())

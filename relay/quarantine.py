@@ -81,6 +81,8 @@ class Quarantine:
         engine = self._engine
         self._suspects.lose_probe()
         live = [row for row in rows if row.state is State.IN_FLIGHT]
+        if not live:
+            return
         if engine.is_stopping:
             # Whoever reads them next will find out.
             engine.chains.finish(live)
@@ -113,6 +115,15 @@ class Quarantine:
         """It is no suspect any more."""
         self._suspects.clear(row)
         self._engine.to_publish.set()
+
+    def lose_alone(self, lost: Sequence[Row]) -> Row | None:
+        """The link is gone, and one of these was being tried while nothing else was in flight: it is at fault, for all that can be
+        known, and no suspect any more."""
+        probed = self._suspects.probed
+        if probed is None or not self._suspects.is_alone(probed) or probed not in lost:
+            return None
+        self.clear(probed)
+        return probed
 
     def lose(self, lost: Sequence[Row]) -> list[Row]:
         """The link is gone: a row that was being tried is kept apart. Returns the others."""

@@ -28,6 +28,11 @@ class Stall:
         self._nacked_at = _NEVER
         self._is_stalled = False
 
+    @property
+    def is_told(self) -> bool:
+        """That nothing is answered."""
+        return self._is_stalled
+
     def on_due(self, now: float) -> None:
         """There is something to publish."""
         if self._since is None:

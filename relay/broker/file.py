@@ -114,6 +114,10 @@ class FileLink:
         return len(self._window)
 
     @property
+    def oldest(self) -> Row | None:
+        return self._window.oldest
+
+    @property
     def in_doubt(self) -> int:
         """None: a file closes over no row."""
         return 0

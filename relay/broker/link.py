@@ -81,8 +81,8 @@ class AmqpLink:
         self._is_closed = False
         self._is_blocked = False
         self._is_told_soon = False
-        self._told: frozenset[int] = frozenset()
-        """Seqs of the rows that the close was told to be about."""
+        self._told: frozenset[Row] = frozenset()
+        """The rows that the close was told to be about; by themselves, for a seq may be reused beside its orphan."""
         self._kind = _Kind.ACKED
         self._rows: list[Row] = []
         self._returned: list[Returned] = []
@@ -96,6 +96,10 @@ class AmqpLink:
     @property
     def in_flight(self) -> int:
         return len(self._window) + len(self._probes)
+
+    @property
+    def oldest(self) -> Row | None:
+        return self._window.oldest
 
     @property
     def in_doubt(self) -> int:
@@ -313,7 +317,7 @@ class AmqpLink:
         probed = self._probes.probed
         if alone and probed is not None and (not refusal.is_unsaid or refusal.blames(*self._encoder.route_of(probed))):
             suspects.append(probed)
-        self._told = frozenset(row.seq for row in suspects)
+        self._told = frozenset(suspects)
         if len(suspects) == 1:
             self._listener.on_refused(self._refusal(suspects[0], refusal), ())
         elif suspects:
@@ -387,9 +391,9 @@ class AmqpLink:
         self._exchanges.close()
         self._probes.close()
         probed, also_passed = self._probes.drain()
-        lost = [row for row in self._window.drain() if row.seq not in self._told]
-        lost += [row for row in (*passed, *also_passed) if row.seq not in self._told]
-        if probed is not None and probed.seq not in self._told:
+        lost = [row for row in self._window.drain() if row not in self._told]
+        lost += [row for row in (*passed, *also_passed) if row not in self._told]
+        if probed is not None and probed not in self._told:
             lost.append(probed)
         self._shutting = self._loop.create_task(self._shut())
         _shutting.add(self._shutting)

@@ -22,8 +22,8 @@ key and nobody else).
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from itertools import chain
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import chain, takewhile
 
 from relay.core.wariness import own_exchange
 from relay.message import Row, State
@@ -37,17 +37,19 @@ class Suspects:
         """A link was closed over these, in publish order."""
         self._doubted: dict[int, Row] = {}
         self._put_off: dict[int, str] = {}
-        """Exchanges that are being asked for, by the seqs of their rows."""
+        """Exchanges that are being asked for, by the seqs of rows over which a link was closed."""
+        self._awaiting: dict[str, dict[int, Row]] = {}
+        """Who is doubted and put off: by the exchange that is being asked for."""
         self.probed: Row | None = None
         self.are_alone = False
         """A whole connection was closed over them: while there are such, nothing else is published (a probe's answer
         would not count). Probes that have passed may be unconfirmed yet: the broker has looked at them."""
 
     def __len__(self) -> int:
-        return len(self._closed_over) + len(self._doubted)
+        return len(self._closed_over) + len(self._doubted) + sum(map(len, self._awaiting.values()))
 
     def __contains__(self, row: Row) -> bool:
-        return self._closed_over.get(row.seq) is row or self._doubted.get(row.seq) is row
+        return any(rows.get(row.seq) is row for rows in self._all())
 
     def is_alone(self, row: Row) -> bool:
         """Whether it is tried while nothing else is in flight."""
@@ -56,7 +58,8 @@ class Suspects:
     def add(self, rows: Iterable[Row], *, alone: bool) -> None:
         """A link was closed over these, given in publish order."""
         for row in rows:
-            self._doubted.pop(row.seq, None)
+            for doubted in (self._doubted, *self._awaiting.values()):
+                doubted.pop(row.seq, None)
             self._closed_over[row.seq] = row
         if self._closed_over:
             self.are_alone = self.are_alone or alone
@@ -68,7 +71,8 @@ class Suspects:
 
     def trust(self, exchange: str) -> list[Row]:
         """Nobody is doubted over this exchange any more; returns who was, the oldest first."""
-        trusted = [row for row in self._doubted.values() if own_exchange(row) == exchange and row is not self.probed]
+        doubted = [*self._awaiting.get(exchange, {}).values(), *self._doubted.values()]
+        trusted = [row for row in doubted if own_exchange(row) == exchange and row is not self.probed]
         for row in trusted:
             self.clear(row)
         return trusted
@@ -78,16 +82,13 @@ class Suspects:
         if self.probed is not None:
             return None
         found: Row | None = None
-        is_awaited = False
         ended: list[Row] = []
-        for row in chain(reversed(self._closed_over.values()), self._doubted.values()):
+        # Of those over which a link was closed none that was published before one that is put off.
+        last_first = takewhile(lambda row: row.seq not in self._put_off, reversed(self._closed_over.values()))
+        for row in chain(last_first, self._doubted.values()):
             if row.state in _ENDED:
                 ended.append(row)
-            elif row.state is not State.READY or not writable[row.shard]:
-                continue
-            elif row.seq in self._put_off:
-                is_awaited = True
-            elif not (is_awaited and row.seq in self._closed_over):
+            elif row.state is State.READY and writable[row.shard]:
                 found = row
                 break
         for row in ended:
@@ -104,21 +105,41 @@ class Suspects:
         """It is no suspect any more: taken in, refused, rejected, or not here any longer."""
         if self.probed is row:
             self.probed = None
-        self._put_off.pop(row.seq, None)
-        for rows in (self._closed_over, self._doubted):
+        for rows in self._all():
             if rows.get(row.seq) is row:
                 del rows[row.seq]
+        if row.seq not in self._closed_over:
+            self._put_off.pop(row.seq, None)
         if not self._closed_over:
             self.are_alone = False
 
     def put_off(self, row: Row, exchange: str) -> None:
         """It is not tried before there is a verdict on its exchange; nor, if a link was closed over it, are those published
-        before it: tried first, they would have a copy more when it turns out to be the culprit."""
-        self._put_off[row.seq] = exchange
+        before it: tried first, they would have a copy more when it turns out to be the culprit. Nor is any other that is doubted
+        for the same exchange."""
+        if self._closed_over.get(row.seq) is row:
+            self._put_off[row.seq] = exchange
+            return
+        doubted = self._doubted.values()
+        same = {each.seq: each for each in doubted if each is row or own_exchange(each) == exchange}
+        self._awaiting.setdefault(exchange, {}).update(same)
+        for seq in same:
+            del self._doubted[seq]
 
     def on_verified(self, exchange: str | None = None) -> None:
         """There is one on this exchange, or on any."""
         self._put_off = {seq: name for seq, name in self._put_off.items() if exchange not in (None, name)}
+        answered = list(self._awaiting) if exchange is None else [exchange]
+        back = [row for name in answered for row in self._awaiting.pop(name, {}).values()]
+        if back:
+            # In their old places: the oldest first.
+            doubted = sorted([*back, *self._doubted.values()], key=lambda row: row.seq)
+            self._doubted = {row.seq: row for row in doubted}
+
+    def _all(self) -> Iterator[dict[int, Row]]:
+        yield self._closed_over
+        yield self._doubted
+        yield from self._awaiting.values()
 
     def lose_probe(self) -> Row | None:
         """The link is gone, for another reason: the row that was being tried is a suspect still."""

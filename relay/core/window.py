@@ -13,7 +13,8 @@ Invariants:
   W4  A broker that settles what is not in flight, or returns what it was never given, is not believed:
       `ProtocolViolation`; what is still in the window then counts as unconfirmed.
 
-`multiple` costs what it settles: each tag is stepped over once or twice in the life of the channel.
+`multiple` costs what it settles: each tag is stepped over once or twice in the life of the channel. Memory is that of what is in
+flight: a row that stays while those after it are settled (its queue is mute) is kept apart.
 It does not know channels or sockets, and does not decide what an outcome leads to.
 """
 
@@ -30,6 +31,9 @@ Settled = tuple[list[Row], list[Returned]]
 
 _NOTHING_RETURNED: list[Returned] = []
 
+SETTLED_MAX = 4096
+"""Tags that are settled behind one that is not, and as many as are in flight: with more of them what is in the way is kept apart."""
+
 
 class ProtocolViolation(BrokerError):
     """The broker broke AMQP's rules; nothing that it says on this channel can be trusted any longer."""
@@ -38,13 +42,16 @@ class ProtocolViolation(BrokerError):
 class Window:
     """Rows in flight on one channel, in the order of their delivery tags."""
 
-    __slots__ = ("_below", "_head", "_ids", "_ids_last", "_in_flight", "_returned", "_rows")
+    __slots__ = ("_apart", "_below", "_head", "_ids", "_ids_last", "_in_flight", "_returned", "_rows", "_settled_max")
 
-    def __init__(self) -> None:
+    def __init__(self, settled_max: int = SETTLED_MAX) -> None:
+        self._settled_max = settled_max
         # `_rows[i]` has tag `_below + 1 + i`; settled ones are None. All before `_head` are: they are cut off in bulk.
         self._rows: list[Row | None] = []
         self._below = 0
         self._head = 0
+        self._apart: dict[int, Row] = {}
+        """By tag, ascending: rows in flight whose tags are not above `_below`."""
         self._in_flight = 0
         self._returned: dict[int, Returned] = {}
         # Tags by message id, as of the tag `_ids_last`; settled ones may be among them.
@@ -67,6 +74,15 @@ class Window:
         """These rows are about to be published, in this order; each gets the next tag. None of their ids is in flight (W2)."""
         self._rows += rows
         self._in_flight += len(rows)
+        if len(self._rows) > 2 * self._in_flight + self._settled_max:
+            self._keep_apart()
+
+    @property
+    def oldest(self) -> Row | None:
+        """The row that was published first of those in flight."""
+        if self._apart:
+            return next(iter(self._apart.values()))
+        return self._rows[self._head] if self._head < len(self._rows) else None
 
     def ack(self, tag: int, multiple: bool = False) -> Settled:
         """The broker took the message of this tag, or (`multiple`) all up to it; tag 0 then means all so far.
@@ -79,12 +95,13 @@ class Window:
         rows = self._rows
         at = tag - self._below - 1
         row = rows[at] if 0 <= at < len(rows) else None
-        if row is None:
+        if row is not None:
+            rows[at] = None
+            if at == self._head:
+                self._advance(at + 1)
+        elif (row := self._apart.pop(tag, None)) is None:
             raise ProtocolViolation(f"the broker confirmed delivery tag {tag}, which is not in flight")
-        rows[at] = None
         self._in_flight -= 1
-        if at == self._head:
-            self._advance(at + 1)
         if self._returned and (returned := self._returned.pop(tag, None)) is not None:
             return [], [returned]
         return [row], _NOTHING_RETURNED
@@ -98,19 +115,20 @@ class Window:
         tag = self._tag_of(message_id)
         if tag is None:
             raise ProtocolViolation(f"the broker returned message {message_id!r}, which is not in flight")
-        row = self._rows[tag - self._below - 1]
+        row = self._row_of(tag)
         assert row is not None, "looked up just now"
         self._returned[tag] = Returned(row, error, exchange, routing_key)
 
     def rows(self) -> Sequence[Row]:
         """The rows without an outcome, in publish order."""
-        return [row for row in self._rows if row is not None]
+        return [*self._apart.values(), *(row for row in self._rows if row is not None)]
 
     def drain(self) -> Sequence[Row]:
         """The channel is gone: the rows without an outcome, in publish order. The window is then empty."""
         rows = self.rows()
         self._below = self.last_tag
         self._rows.clear()
+        self._apart.clear()
         self._head = self._in_flight = 0
         self._ids.clear()
         self._returned.clear()
@@ -121,7 +139,9 @@ class Window:
         if tag > last:
             raise ProtocolViolation(f"the broker confirmed all up to delivery tag {tag}; the last one given is {last}")
         head, end = self._head, tag - self._below
-        settled = [row for row in self._rows[head:end] if row is not None] if end > head else []
+        settled = [self._apart.pop(each) for each in [each for each in self._apart if each <= tag]]
+        if end > head:
+            settled += [row for row in self._rows[head:end] if row is not None]
         if not settled:
             raise ProtocolViolation(f"the broker confirmed all up to delivery tag {tag}, of which none is in flight")
         self._in_flight -= len(settled)
@@ -131,9 +151,24 @@ class Window:
             returned = [self._returned.pop(each) for each in sorted(tags)]
             sent_back = {back.row for back in returned}
             settled = [row for row in settled if row not in sent_back]
-        self._rows[head:end] = [None] * (end - head)
-        self._advance(end)
+        if end > head:
+            self._rows[head:end] = [None] * (end - head)
+            self._advance(end)
         return settled, returned
+
+    def _keep_apart(self) -> None:
+        """Cut off what is mostly settled; of the rest there are as many as in flight, and so of those kept apart."""
+        cut = len(self._rows) - self._in_flight
+        below = self._below
+        self._apart |= {below + 1 + at: row for at, row in enumerate(self._rows[:cut]) if row is not None}
+        del self._rows[:cut]
+        self._below += cut
+        self._head = 0
+        self._advance(0)
+
+    def _row_of(self, tag: int) -> Row | None:
+        at = tag - self._below - 1
+        return self._rows[at] if at >= 0 else self._apart.get(tag)
 
     def _advance(self, head: int) -> None:
         """All before `head` are settled, and so may be some behind it."""
@@ -151,8 +186,9 @@ class Window:
         if self._ids_last != self.last_tag:
             # Asked for a return, which is rare: kept up with every row it would cost more than all else here.
             self._ids_last = self.last_tag
-            self._ids = {row.id: tag for tag, row in enumerate(self._rows, self._below + 1) if row is not None}
+            self._ids = {row.id: tag for tag, row in self._apart.items()}
+            self._ids |= {row.id: tag for tag, row in enumerate(self._rows, self._below + 1) if row is not None}
             assert len(self._ids) == self._in_flight, "a row is in flight at most once per channel (W2)"
         tag = self._ids.get(message_id)
         # Settled since?
-        return tag if tag is not None and tag > self._below and self._rows[tag - self._below - 1] is not None else None
+        return tag if tag is not None and self._row_of(tag) is not None else None

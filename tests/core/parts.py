@@ -224,6 +224,10 @@ class TestedLink:
         return len(self.open)
 
     @property
+    def oldest(self) -> Row | None:
+        return next(iter(self.open.values()), None)
+
+    @property
     def in_doubt(self) -> int:
         return len(self.open)
 

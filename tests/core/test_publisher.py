@@ -395,10 +395,12 @@ async def test_an_exchange_that_is_refused_again_and_again_is_said_once(caplog: 
     caplog.set_level(logging.INFO, "tests.parts")
     parts = Parts()
     for _ in range(3):
-        parts.publisher._note_up()
+        parts.publisher._note_up(is_trusted=True)
         parts.publisher.on_closed([], Closed.EXCHANGE, "403 ACCESS_REFUSED")
-    parts.publisher._note_up()
-    parts.publisher.on_acked([])
+    parts.publisher._note_up(is_trusted=True)
+    parts.publisher._note_outcome("acked", [make_row(1, rare={"exchange": "another"})])
+    assert parts.engine.readiness.reasons == (("exchange", "403 ACCESS_REFUSED"),)
+    parts.publisher._note_outcome("acked", [make_row(2)])
     assert [record.getMessage() for record in caplog.records] == [
         "broker_connected",
         "broker_lost",
@@ -406,6 +408,128 @@ async def test_an_exchange_that_is_refused_again_and_again_is_said_once(caplog: 
     ]
     parts.publisher.on_closed([], Closed.EXCHANGE, "403 ACCESS_REFUSED")
     assert caplog.records[-1].getMessage() == "broker_lost"
+
+
+@pytest.mark.parametrize("proof", ["returned", "nacked", "passed"])
+async def test_whatever_becomes_of_a_message_its_exchange_takes_it(proof: str) -> None:
+    """It was made again without bindings, all came back, and /readyz went on about an exchange that does not exist."""
+    parts = Parts()
+    parts.publisher.on_closed([], Closed.EXCHANGE, "404 NOT_FOUND")
+    parts.publisher._note_up(is_trusted=True)
+    assert parts.engine.readiness.reasons == (("exchange", "404 NOT_FOUND"),)
+    parts.engine.link = parts.link
+    row = make_row(1)
+    parts.engine.admit([row])
+    parts.turn()
+    if proof == "passed":
+        parts.publisher.on_passed(row)
+    elif proof == "nacked":
+        parts.link.nack(row)
+    else:
+        parts.link.give_back(row)
+    assert not parts.engine.readiness.reasons
+
+
+async def test_a_way_to_the_broker_that_opens_and_breaks_counts_as_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each link shook hands and broke at its first message: the shards stayed with a relay that could send nothing (L6)."""
+    parts = Parts()
+    lost_at: list[float | None] = []
+    answers = False
+
+    async def connect(listener: LinkListener, payload_type: PayloadType) -> Link:
+        await asyncio.sleep(0)
+        link = TestedLink(listener)
+
+        def end() -> None:
+            if answers:
+                parts.publisher._note_outcome("acked", [make_row(1)])
+            lost_at.append(parts.engine.broker_lost_at)
+            link.cut()
+
+        asyncio.get_running_loop().call_soon(end)
+        return link
+
+    monkeypatch.setattr(parts.publisher._broker, "connect", connect)
+    async with parts.running(parts.publisher.run_link()):
+        await eventually(lambda: len(lost_at) >= 8)
+        assert lost_at[:3] == [None] * 3
+        since = lost_at[4]
+        assert since is not None and lost_at[4:8] == [since] * 4, "not anew with each"
+        answers = True
+        seen = len(lost_at)
+        await eventually(lambda: len(lost_at) > seen + 1)
+        assert lost_at[-1] is None
+
+
+async def test_an_idle_link_that_lives_is_a_way_to_the_broker() -> None:
+    parts = Parts()
+    parts.publisher._connected_at = parts.clock.now()
+    parts.engine.broker_lost_at = parts.clock.now()
+    parts.pass_time(11.0)
+    parts.publisher.watch()
+    assert parts.engine.broker_lost_at is None
+
+
+async def test_a_row_without_an_answer_beside_others_is_said_once(caplog: pytest.LogCaptureFixture) -> None:
+    """Its queue is mute: the relay was ready, and nothing named the row."""
+    caplog.set_level(logging.INFO, "tests.parts")
+    parts = Parts()
+    rows = [make_row(seq, f"k{seq}") for seq in range(1, 101)]
+    parts.engine.admit(rows)
+    parts.turn()
+    for row in rows[1:]:
+        parts.pass_time(1.0)
+        parts.link.ack(row)
+        parts.publisher.watch()
+    told = [record.__dict__ for record in caplog.records if record.getMessage() == "confirm_overdue"]
+    assert len(told) == 1
+    assert "m1" in str(told[0])
+
+
+async def test_what_ends_each_link_is_found_though_nobody_says_so() -> None:
+    """A message at which the connection ends, with a code that blames nothing that was sent: all went again with it, for ever."""
+    parts = Parts()
+    rows = [make_row(seq, f"k{seq}") for seq in range(1, 6)]
+    bad = rows[2]
+    parts.engine.admit(rows)
+    failed: list[str] = []
+    done: list[Row] = []
+    for _ in range(20):
+        parts.turn()
+        if bad.id in parts.link.open:
+            parts.link.cut()
+            parts.engine.link = parts.link
+        elif parts.link.open:
+            (row,) = parts.link.open.values()
+            parts.publisher.on_passed(row)
+            done.append(row)
+            parts.link.ack(row)
+        failed += [setback.row.id for setback in parts.engine.decisions.setbacks if setback.row.id not in failed]
+    assert sorted(row.id for row in done) == ["m1", "m2", "m4", "m5"]
+    assert failed == ["m3"]
+    (setback,) = parts.engine.decisions.setbacks
+    assert (setback.aside, setback.attempts, setback.reason) == (Aside.DEFERRED, 1, "unknown")
+    assert parts.link.ids.count("m1") <= 5
+
+
+async def test_rows_that_went_down_with_many_links_are_sent_by_the_first_that_holds() -> None:
+    """A network that breaks again and again is no row's fault: tried by themselves, and gone."""
+    parts = Parts()
+    rows = [make_row(seq, f"k{seq}") for seq in range(1, 6)]
+    parts.engine.admit(rows)
+    for _ in range(3):
+        parts.turn()
+        parts.link.cut()
+        parts.engine.link = parts.link
+    for _ in range(5):
+        parts.turn()
+        (row,) = parts.link.open.values()
+        parts.publisher.on_passed(row)
+        parts.link.ack(row)
+    assert not parts.engine.decisions.setbacks
+    parts.engine.admit([make_row(6, "k6"), make_row(7, "k7")])
+    parts.turn()
+    assert list(parts.link.open) == ["m6", "m7"]
 
 
 async def test_the_rate_is_kept() -> None:

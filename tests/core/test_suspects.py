@@ -90,6 +90,41 @@ def test_one_whose_exchange_is_asked_for_keeps_its_place() -> None:
     assert suspects.next(ALL) is one
 
 
+def test_all_that_are_doubted_for_one_exchange_wait_for_it_together() -> None:
+    """Each was tried, and each try went past all before it: four thousand rows stopped the loop for seconds."""
+    suspects = Suspects()
+    made = rows(5)
+    for row in made:
+        row.rare = {"exchange": "y" if row.seq == 3 else "x"}
+        suspects.doubt(row)
+    one, two, three, four, five = made
+    suspects.put_off(one, "x")
+    assert suspects.next(ALL) is three
+    assert len(suspects) == 5 and all(row in suspects for row in made)
+    suspects.clear(two)
+    suspects.add([four], alone=False)
+    assert suspects.next(ALL) is four
+    suspects.clear(four)
+    suspects.on_verified("x")
+    tried = []
+    while (row := suspects.next(ALL)) is not None:  # type: ignore[assignment]
+        tried.append(row)
+        suspects.clear(row)
+    assert tried == [one, three, five]
+    assert not suspects
+
+
+def test_who_waits_for_an_exchange_is_freed_when_it_is_trusted() -> None:
+    suspects = Suspects()
+    one, two = rows(2)
+    for row in (one, two):
+        row.rare = {"exchange": "x"}
+        suspects.doubt(row)
+    suspects.put_off(one, "x")
+    assert suspects.trust("x") == [one, two]
+    assert not suspects
+
+
 def test_an_exchange_that_is_trusted_frees_who_was_doubted_over_it() -> None:
     suspects = Suspects()
     one, two, three, four = rows(4)

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from relay.core.window import ProtocolViolation, Window
+from relay.core.window import SETTLED_MAX, ProtocolViolation, Window
 from relay.message import Row
 
 
@@ -118,6 +118,20 @@ def test_multiple_costs_what_it_settles() -> None:
     assert time.process_time() - began < 5, "50,000 scans of the window would take minutes"
 
 
+def test_a_row_that_stays_costs_nothing_for_what_goes_after_it() -> None:
+    """Its queue is mute, all others answer: a slot a message, and each return a look at all of them."""
+    window, (first, second) = filled(2)
+    for seq in range(3, 60_003):
+        window.add([make_row(seq)])
+        window.ack(seq)
+    assert len(window._rows) <= 2 * SETTLED_MAX
+    assert window.oldest is first
+    window.mark_returned("id-1", "312 NO_ROUTE", "ev", "x")
+    delivered, returned = window.ack(window.last_tag, multiple=True)
+    assert (delivered, [each.row for each in returned]) == ([second], [first])
+    assert len(window) == 0
+
+
 class Model:
     """The rules, said as plainly as possible: a list of tags and what was said about each."""
 
@@ -146,9 +160,9 @@ steps = st.one_of(
 )
 
 
-@given(st.lists(steps, max_size=60))
-def test_any_history_agrees_with_the_model(history: list[tuple[str, int, bool]]) -> None:
-    window, model = Window(), Model()
+@given(st.lists(steps, max_size=60), st.sampled_from([0, 2, 4096]))
+def test_any_history_agrees_with_the_model(history: list[tuple[str, int, bool]], settled_max: int) -> None:
+    window, model = Window(settled_max), Model()
     outcomes: list[int] = []
     for kind, tag, multiple in history:
         match kind:
@@ -178,6 +192,7 @@ def test_any_history_agrees_with_the_model(history: list[tuple[str, int, bool]])
                     outcomes += [row.seq for row in delivered] + [each.row.seq for each in returned]
         assert len(window) == len(model.open)
         assert window.last_tag == model.last
+        assert window.oldest is (model.open[min(model.open)] if model.open else None)
     left = [row.seq for row in window.drain()]
     assert left == sorted(model.open)
     assert sorted(outcomes + left) == list(range(1, model.last + 1)), "each row leaves exactly once"

@@ -193,6 +193,10 @@ class FakeLink:
         return len(self._window) + len(self._probe_window)
 
     @property
+    def oldest(self) -> Row | None:
+        return self._window.oldest
+
+    @property
     def in_doubt(self) -> int:
         return len(self._window) + self._probing
 

@@ -40,6 +40,10 @@ class RegisteringLink:
         return self._link.in_flight
 
     @property
+    def oldest(self) -> Row | None:
+        return self._link.oldest
+
+    @property
     def in_doubt(self) -> int:
         return self._link.in_doubt
 

@@ -114,6 +114,11 @@ class Link(Protocol):
         ...
 
     @property
+    def oldest(self) -> Row | None:
+        """The one of them that was published first, but for probes."""
+        ...
+
+    @property
     def in_doubt(self) -> int:
         """Those of them over which the broker may yet close: all but probes that have passed."""
         ...
