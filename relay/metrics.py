@@ -28,7 +28,7 @@ class Kind(StrEnum):
 
 OUTCOMES = ("acked", "nacked", "returned", "lost")
 FAILURES = ("unroutable", "refused", "invalid", "too_large", "expired", "max_age", "unmarkable", "unknown")
-DEFERRALS = (*FAILURES, "nacked", "locked")
+DEFERRALS = (*FAILURES, "nacked", "unanswered", "locked")
 PEERS = ("database", "broker")
 PRESSURES = ("in_flight", "bytes", "blocked", "rate", "broker_down", "database_down")
 

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 
 from relay.core.failures import Failure, may_hold
 from relay.core.ladder import jittered, nack_backoff, reconnect_backoff
+from relay.core.mute import Mute, Route, Verdict
 from relay.core.pace import Pace
 from relay.core.ports.broker import Broker, Closed, Link, Publication, Rejection, Returned
 from relay.core.ports.outbox import Setback
@@ -85,6 +86,7 @@ class Publisher:
         """This link is being closed by ourselves."""
         self._rebuild_after_s = STALL_REBUILD_FACTOR * engine.settings.confirm_timeout_s
         self._stall = Stall(engine)
+        self._mute = Mute(engine.settings.confirm_timeout_s)
         rate = engine.settings.rate_max
         self._bucket = None if rate is None else TokenBucket(rate, engine.clock.now())
 
@@ -208,6 +210,8 @@ class Publisher:
                 chains.set_apart(apart)
                 batch = [row for row in batch if row.state is State.IN_FLIGHT]
         batch = self._quarantine.without_suspects(batch, now)
+        if self._mute:
+            batch = self._without_mute(link, batch, now)
         if not batch:
             return self._until_backoff(now)
         self._stall.on_due(now)
@@ -246,6 +250,32 @@ class Publisher:
                 return False
             batch = self._engine.chains.put_off(rest, publication.unverified)
         return True
+
+    def _without_mute(self, link: Link, batch: Sequence[Row], now: float) -> list[Row]:
+        """Rows of a route at which nothing is answered make room for others (P2): all but one at a time."""
+        engine = self._engine
+        going: list[Row] = []
+        rest = batch
+        while rest:
+            row = rest[0]
+            route = link.route_of(row)
+            match self._mute.judge(route, now):
+                case Verdict.GO:
+                    going.append(row)
+                    rest = rest[1:]
+                case Verdict.WAIT:
+                    rest = engine.chains.put_off(rest, _waiting(route))
+                case Verdict.ASIDE:
+                    self._defer(row, "unanswered", "the broker answers no message of this route", route)
+                    rest = rest[1:]
+        return going
+
+    def _defer(self, row: Row, reason: str, error: str, route: Route = ("", "")) -> None:
+        """So that rows for other queues flow; no attempt is used up (P2)."""
+        engine = self._engine
+        delay_s = jittered(NACK_DEFERRAL_S, engine.random.random())
+        holds = may_hold(row, engine.settings)
+        engine.set_back(Setback(row, Aside.DEFERRED, holds, delay_s, row.attempts, reason, error, *route))
 
     def _take_publication(self, batch: Sequence[Row], publication: Publication) -> None:
         self._spend(publication.taken)
@@ -296,18 +326,7 @@ class Publisher:
             if engine.is_stopping:
                 engine.chains.forget(row)
             elif row.nacks >= NACKS_MAX or self._is_crowded(row):
-                # So that rows for other queues flow; no attempt is used up (P2).
-                engine.set_back(
-                    Setback(
-                        row,
-                        Aside.DEFERRED,
-                        may_hold(row, engine.settings),
-                        jittered(NACK_DEFERRAL_S, engine.random.random()),
-                        row.attempts,
-                        "nacked",
-                        "the broker refused to take responsibility (basic.nack)",
-                    )
-                )
+                self._defer(row, "nacked", "the broker refused to take responsibility (basic.nack)")
             else:
                 engine.chains.on_nacked(row, now + nack_backoff(row.nacks, engine.random.random()))
         engine.to_publish.set()
@@ -407,13 +426,13 @@ class Publisher:
         engine = self._engine
         self._observe()
         self._note_outcome("lost", lost, error)
-        engine.link = None
+        link, engine.link = engine.link, None
         engine.chains.has_orphans = False
         self._end_block()
         if engine.is_stopping:
             engine.chains.finish([row for row in lost if row.state is State.IN_FLIGHT])
         else:
-            self._take_back(lost, error)
+            self._take_back(lost, error, link)
         # A link opens and is closed over the exchange again and again: said once, until it takes a message (I8).
         is_news = closed is not Closed.EXCHANGE or not self._is_exchange_refused
         if closed is Closed.EXCHANGE:
@@ -434,10 +453,12 @@ class Publisher:
         engine.changed.set()
         self._closed.set()
 
-    def _take_back(self, lost: Sequence[Row], error: str) -> None:
+    def _take_back(self, lost: Sequence[Row], error: str, link: Link | None) -> None:
         """They go again. Those that were lost time and again are tried by themselves: one of them may be what ends the links,
         though the broker, or who cuts in between, does not say so. One that was alone when it was lost once more goes the ladder."""
-        if not self._is_rebuilding:
+        if self._is_rebuilding and link is not None:
+            self._mute.add({link.route_of(row) for row in lost})
+        else:
             self._losses = {row.seq: self._losses.get(row.seq, 0) + 1 for row in lost}
         again = [row for row in lost if self._losses.get(row.seq, 0) >= LOSSES_MAX and not self._is_rebuilding]
         if again:
@@ -487,6 +508,10 @@ class Publisher:
         if not self._has_answered:
             self._has_answered = True
             engine.broker_lost_at = None
+        if self._mute and engine.link is not None:
+            for route in self._mute.on_answered(map(engine.link.route_of, rows)):
+                engine.chains.on_verified(_waiting(route))
+                engine.to_publish.set()
         if self._is_exchange_refused and any(own_exchange(row) is None for row in rows):
             self._is_exchange_refused = False
             engine.readiness.remove("exchange")
@@ -509,6 +534,10 @@ class Publisher:
         self._observe()
         self._stall.look(link, now)
         self._look_for_overdue(link, now)
+        for route in self._mute:
+            # To be judged anew.
+            engine.chains.on_verified(_waiting(route))
+            engine.to_publish.set()
         if link is not None and now - self._connected_at > STILLBORN_S:
             engine.broker_lost_at = None
         if now - self._nacked_rebuilt_at > 2 * NACKED_REBUILD_S_MAX:
@@ -543,3 +572,8 @@ class Publisher:
         self._is_rebuilding = True
         self._engine.log.error("link_rebuilt", seconds=round(seconds), because=because)
         self._engine.start(link.close())
+
+
+def _waiting(route: Route) -> str:
+    """What rows wait for whose route is mute, among the exchanges that are being asked for: no name has a zero byte."""
+    return "\0".join(route)

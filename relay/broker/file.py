@@ -125,6 +125,10 @@ class FileLink:
     def is_in_flight(self, message_id: str) -> bool:
         return self._window.is_in_flight(message_id)
 
+    def route_of(self, row: Row) -> tuple[str, str]:
+        """A file is no route."""
+        return "", ""
+
     def publish(self, rows: Sequence[Row]) -> Publication:
         """See `Link.publish`."""
         rejected: list[Rejection] = []

@@ -108,6 +108,9 @@ class AmqpLink:
     def is_in_flight(self, message_id: str) -> bool:
         return self._window.is_in_flight(message_id) or self._probes.is_in_flight(message_id)
 
+    def route_of(self, row: Row) -> tuple[str, str]:
+        return self._encoder.route_of(row)
+
     def publish(self, rows: Sequence[Row]) -> Publication:
         """See `Link.publish`. At most about `WRITE_BUFFER_BYTES` wait in the socket, and one row more."""
         if self._is_closed or self._is_blocked:

@@ -16,8 +16,8 @@ WITH t AS (
               SET aside = t.aside, holds = t.holds, attempts = t.attempts,
                   due_at = CASE WHEN t.aside = 'deferred' THEN t.failed_at + t.delay_s * interval '1 second' END,
                   parked_at = CASE WHEN t.aside = 'parked' THEN t.failed_at END,
-                  -- Nacks are the broker's fault: the row did not fail.
-                  first_failed_at = CASE WHEN t.reason = 'nacked' THEN o.first_failed_at
+                  -- Nacks and silence are the broker's fault: the row did not fail.
+                  first_failed_at = CASE WHEN t.reason IN ('nacked', 'unanswered') THEN o.first_failed_at
                                          ELSE coalesce(o.first_failed_at, t.failed_at) END,
                   last_failed_at = t.failed_at,
                   failure_class = nullif(t.reason, ''), failure_error = nullif(t.error, ''),

@@ -223,6 +223,9 @@ class TestedLink:
     def in_flight(self) -> int:
         return len(self.open)
 
+    def route_of(self, row: Row) -> tuple[str, str]:
+        return "events", row.event_type
+
     @property
     def oldest(self) -> Row | None:
         return next(iter(self.open.values()), None)
@@ -290,8 +293,8 @@ class TestedBroker:
 # ---------------------------------------------------------------- a small world
 
 
-def make_row(seq: int, key: str | None = "k", *, shard: int = 0, **columns: Any) -> Row:
-    return Row(shard, seq, f"m{seq}", "ok", ctid=f"(0,{seq})", aggregate_id=key, created_at=0.0, **columns)
+def make_row(seq: int, key: str | None = "k", *, shard: int = 0, event_type: str = "ok", **columns: Any) -> Row:
+    return Row(shard, seq, f"m{seq}", event_type, ctid=f"(0,{seq})", aggregate_id=key, created_at=0.0, **columns)
 
 
 def renewal(

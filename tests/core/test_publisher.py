@@ -532,6 +532,63 @@ async def test_rows_that_went_down_with_many_links_are_sent_by_the_first_that_ho
     assert list(parts.link.open) == ["m6", "m7"]
 
 
+async def test_a_mute_queue_does_not_keep_the_window_from_others() -> None:
+    """Its rows filled the window, went first again on each link that was built anew for the silence, and filled it again."""
+    parts = Parts(EngineSettings(in_flight_max=50, read_ahead_max=1000))
+    bad = [make_row(seq, f"b{seq}", event_type="mute") for seq in range(1, 301)]
+    good = [make_row(seq, f"g{seq}") for seq in range(301, 401)]
+    parts.engine.admit(bad + good)
+    acked = 0
+    is_mute = True
+    for _ in range(500):
+        if parts.engine.link is None:
+            parts.publisher._is_rebuilding = False
+            parts.engine.link = parts.link = TestedLink(parts.publisher)
+            parts.engine.chains.on_verified()
+        parts.turn()
+        for row in list(parts.link.open.values()):
+            if row.event_type != "mute" or not is_mute:
+                parts.link.ack(row)
+                acked += 1
+        parts.engine.decisions.sent.clear()
+        parts.pass_time(1.0)
+        parts.publisher.watch()
+        await turns(3)
+        if acked == 100 and is_mute:
+            assert 0 < parts.link.in_flight < 10, "one now and then"
+            setbacks = parts.engine.decisions.setbacks
+            assert {setback.reason for setback in setbacks} <= {"unanswered"}
+            assert all(setback.attempts == 0 for setback in setbacks)
+            is_mute = False
+    assert not is_mute
+    assert acked == 400 - len(parts.engine.decisions.setbacks), "the others were waiting here"
+    assert not parts.publisher._mute
+
+
+async def test_a_silent_broker_sets_hardly_anything_aside() -> None:
+    """All routes are silent: nothing would be gained, and each row would be written."""
+    parts = Parts(EngineSettings(in_flight_max=50, read_ahead_max=1000))
+    parts.engine.admit([make_row(seq, f"k{seq}") for seq in range(1, 1001)])
+    for _ in range(305):
+        if parts.engine.link is None:
+            parts.publisher._is_rebuilding = False
+            parts.engine.link = parts.link = TestedLink(parts.publisher)
+            parts.engine.chains.on_verified()
+        parts.turn()
+        parts.pass_time(1.0)
+        parts.publisher.watch()
+        await turns(3)
+    assert parts.link.in_flight == 1, "the probe of its one route"
+    sent = 0
+    for _ in range(100):
+        parts.turn()
+        parts.link.ack(*parts.link.open.values())
+        sent += len(parts.engine.decisions.sent)
+        parts.engine.decisions.sent.clear()
+    assert sent + len(parts.engine.decisions.setbacks) == 1000
+    assert len(parts.engine.decisions.setbacks) < 500
+
+
 async def test_the_rate_is_kept() -> None:
     parts = Parts(EngineSettings(rate_max=100.0))
     parts.engine.admit([make_row(seq, f"k{seq}") for seq in range(1, 400)])

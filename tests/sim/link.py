@@ -192,6 +192,9 @@ class FakeLink:
     def in_flight(self) -> int:
         return len(self._window) + len(self._probe_window)
 
+    def route_of(self, row: Row) -> tuple[str, str]:
+        return "events", row.event_type
+
     @property
     def oldest(self) -> Row | None:
         return self._window.oldest

@@ -39,6 +39,9 @@ class RegisteringLink:
     def in_flight(self) -> int:
         return self._link.in_flight
 
+    def route_of(self, row: Row) -> tuple[str, str]:
+        return self._link.route_of(row)
+
     @property
     def oldest(self) -> Row | None:
         return self._link.oldest

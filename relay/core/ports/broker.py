@@ -108,6 +108,10 @@ class Link(Protocol):
 
     def is_in_flight(self, message_id: str) -> bool: ...
 
+    def route_of(self, row: Row) -> tuple[str, str]:
+        """Exchange and routing key; empty where it has none."""
+        ...
+
     @property
     def in_flight(self) -> int:
         """Messages without an outcome, orphans and probes included."""
