@@ -14,7 +14,7 @@ from typing import Final
 
 from relay.core.holding import Walk
 from relay.engine import Engine
-from relay.errors import DatabaseRefused
+from relay.errors import DatabaseRefused, StatementTooSlow
 
 BACKLOG_INTERVAL_S: Final = 5.0
 BACKLOG_BREATH: Final = 50.0
@@ -22,6 +22,8 @@ BACKLOG_BREATH: Final = 50.0
 
 PURGE_INTERVAL_S: Final = 10.0
 PURGE_ROWS: Final = 1000
+PURGE_QUICK_S: Final = 0.5
+"""A batch that was cut down for its time is doubled again where it took no longer than that."""
 
 DISCARD_INTERVAL_S: Final = 10.0
 DISCARD_ROWS: Final = 200
@@ -110,6 +112,8 @@ class Housekeeping:
         """Rows that were seen below floors since the lowest shard had its turn."""
         self._has_marked = engine.settings.marks_sent
         """Whether there may be marked rows to purge."""
+        self._purge_rows = PURGE_ROWS
+        """A batch: fewer where it takes too long."""
         self._kept: set[int] = set()
         """Seqs of marked rows that the database refuses to delete."""
         self._spared: set[int] = set()
@@ -211,13 +215,20 @@ class Housekeeping:
         engine = self._engine
         if not self._has_marked or len(self._kept) >= SPARED_MAX:
             return None
-        purged = await engine.outbox.purge(engine.settings.retention_s, PURGE_ROWS, list(self._kept))
+        began, limit = engine.clock.now(), self._purge_rows
+        try:
+            purged = await engine.outbox.purge(engine.settings.retention_s, limit, list(self._kept))
+        except StatementTooSlow:
+            self._purge_rows = max(1, limit // 4)
+            raise
+        if engine.clock.now() - began < PURGE_QUICK_S:
+            self._purge_rows = min(2 * limit, PURGE_ROWS)
         for each in purged.refused:
             self._kept.add(each.seq)
             engine.log.warning("purge_spared", seq=each.seq, id=each.id, error=each.error)
         if purged.rows:
             engine.log.debug("purged", rows=purged.rows)
-        return 0.0 if purged.rows >= PURGE_ROWS or purged.refused else None
+        return 0.0 if purged.rows >= limit or purged.refused else None
 
     async def _search(self) -> float:
         """R5: a few shards a turn; each from the oldest row on, and on from where the last look ended, round and round below the

@@ -10,8 +10,9 @@ Does not decide: what to claim, read, release or settle, nor when. Retries nothi
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from typing import Any, Final
 
 import asyncpg
@@ -31,6 +32,7 @@ from relay.core.ports.outbox import (
     Page,
     PageRequest,
     Place,
+    PolicyApplied,
     Purged,
     Renewal,
     Searched,
@@ -45,6 +47,7 @@ from relay.errors import DatabaseLost, DatabaseRefused, DatabaseUnavailable, Row
 from relay.message import Row
 from relay.migrate import read_schema
 from relay.outbox_sql import COLUMNS, IDENTIFICATION, refuse_unusable, texts
+from relay.policy import Policy
 from relay.purge import Purge
 from relay.refusal import blame_of
 from relay.retention import Retention
@@ -293,7 +296,7 @@ class PostgresOutbox:
         deadline_s = READ_DEADLINE_S + sum(row.size for row in rows) / LOAD_BYTES_PER_S
         identities = [row.id for row in rows], [row.seq for row in rows]
         try:
-            async with self._sessions.call(Group.READER, deadline_s) as session:
+            async with _telling_slow(), self._sessions.call(Group.READER, deadline_s) as session:
                 if deadline_s < LONG_LOAD_S:
                     records = await session.read("load", *identities)
                 else:
@@ -301,8 +304,6 @@ class PostgresOutbox:
                     async with session.transaction(self._sessions.begin_read(0.8 * deadline_s)):
                         records = await session.fetch("load", *identities)
         except DatabaseRefused as error:
-            if _is_slow(error):
-                raise StatementTooSlow(error.message) from error.__cause__
             if _is_of_rows(error):
                 raise RowUnreadable(error.message) from error.__cause__
             raise
@@ -355,28 +356,23 @@ class PostgresOutbox:
         _, _, _, _, _, _, reached_hash, reached_seq = records[0]
         return HeldPage(keys, None if reached_hash is None else (reached_hash, reached_seq))
 
-    async def apply_policy(self, epochs: Mapping[int, int], limit: int) -> bool:
-        """As `core.ports.outbox.Outbox.apply_policy`. A row that refuses to be changed must not keep its shard from everybody:
-        then those that are left stay as they are."""
+    async def apply_policy(self, epochs: Mapping[int, int], limit: int, spared: Sequence[int] = ()) -> PolicyApplied:
+        """As `core.ports.outbox.Outbox.apply_policy`. A row that refuses to be changed keeps neither its shard from everybody nor
+        the others as they are."""
         async with (
+            _telling_slow(),
             self._sessions.call(Group.READER, self._sessions.bound_s) as session,
             session.transaction(self._begin_signed),
         ):
             (shards,) = await session.fetch_one(
                 "fence", arrays.numbers(epochs), arrays.numbers(epochs.values()), self._instance
             )
-            await session.execute("SAVEPOINT policy")
-            try:
-                ((changed,),) = await session.fetch("park_policy", shards or [], self._parked_hold, limit)
-            except asyncpg.PostgresError as error:
-                if blame_of(error) is Blame.SERVER:
-                    raise
-                await session.execute("ROLLBACK TO SAVEPOINT policy")
-                changed = 0
-            is_done = bool(changed < limit)
+            policy = Policy(session, shards or [], self._parked_hold, limit, spared)
+            changed, refused = await policy.apply(self._sessions.bound_s * HUNT_SHARE)
+            is_done = changed < limit and not refused
             if is_done:
                 await session.fetch("park_policy_done", shards or [], self._instance, self._parked_hold)
-        return is_done
+        return PolicyApplied(is_done, refused)
 
     async def arm(self, wait_s: float) -> Armed:
         # Whatever the caller's patience: inserts ring while we wait, and polling goes on only after it.
@@ -401,7 +397,7 @@ class PostgresOutbox:
 
     async def purge(self, older_than_s: float, limit: int, spared: Sequence[int] = ()) -> Purged:
         sessions = self._sessions
-        async with sessions.call(Group.READER, sessions.bound_s) as session:
+        async with _telling_slow(), sessions.call(Group.READER, sessions.bound_s) as session:
             purge = Purge(session, self._instance, older_than_s, limit, spared)
             try:
                 async with session.transaction(self._begin_signed):
@@ -475,7 +471,7 @@ class PostgresOutbox:
 
     async def settle(self, settlement: Settlement) -> Settled:
         sessions = self._sessions
-        async with sessions.call(Group.SETTLER, sessions.bound_s) as session:
+        async with _telling_slow(), sessions.call(Group.SETTLER, sessions.bound_s) as session:
             try:
                 async with session.transaction(self._begin_settlement):
                     return await self._writer.write(session, settlement)
@@ -504,6 +500,17 @@ def _writer(text: str, xmax: int) -> Writer:
         return Writer(vxid, None)
     distance = (int(xid) - xmax + 2**31) % 2**32 - 2**31
     return Writer(vxid, xmax + distance)
+
+
+@contextlib.asynccontextmanager
+async def _telling_slow() -> AsyncIterator[None]:
+    """A statement that ran into its time limit is a refusal of its own: with fewer rows it may go well."""
+    try:
+        yield
+    except DatabaseRefused as error:
+        if _is_slow(error):
+            raise StatementTooSlow(error.message) from error.__cause__
+        raise
 
 
 def _is_slow(error: DatabaseRefused) -> bool:

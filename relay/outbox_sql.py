@@ -56,6 +56,7 @@ _QUERIES: Final = (
     "page",
     "park_policy",
     "park_policy_done",
+    "park_policy_next",
     "parked_discard",
     "parked_fault_discard",
     "parked_fault_end",
@@ -138,7 +139,7 @@ def texts(schema: Schema, system_identifier: str) -> dict[str, str]:
         "shard_of_o": shard_sql(),
         "fingerprint": fingerprint_sql(schema, system_identifier),
     }
-    for part in ("backlog_estimate", "blocker", "is_due", "purgeable"):
+    for part in ("backlog_estimate", "blocker", "is_due", "other_policy", "purgeable"):
         values[part] = fill(sql_file(f"parts/{part}.sql"), values).rstrip()
     for index, per_page in _PER_PAGE.items():
         named = {"index": literal(table.derived(f"_{index}")), "per_page": str(per_page)}

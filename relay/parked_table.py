@@ -88,7 +88,7 @@ class ParkedTable:
             async with self._connection.transaction(readonly=True):
                 # A table of millions of sent rows has few rows aside, whatever its statistics say.
                 await self._connection.execute(
-                    f"SET LOCAL statement_timeout = '{STATEMENT_TIMEOUT_S}s'; SET LOCAL enable_seqscan = off"
+                    f"SET LOCAL statement_timeout = '{STATEMENT_TIMEOUT_S}s'; SET LOCAL enable_seqscan = off; SET LOCAL jit = off"
                 )
                 records: list[Any] = await self._connection.fetch(self._texts[name], *arguments)
                 return records

@@ -1,21 +1,17 @@
 """One batch of `RELAY_RETENTION`: marked rows whose time is over are deleted (O3).
 
-Owns: what a batch does where the database refuses to delete a row. Invariant: one such row keeps no others. Opens and ends no
-transaction: `relay/outbox.py` does.
+Opens and ends no transaction: `relay/outbox.py` does.
 """
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import asyncpg
-
-from relay.core.ports.outbox import Purged, Spared
-from relay.core.refusals import Blame
-from relay.refusal import blame_of, demand_change, said
+from relay.core.ports.outbox import Purged
+from relay.refusal import demand_change
 from relay.settling import Statements
+from relay.sparing import in_parts
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,35 +29,14 @@ class Purge:
         return Purged(await self._delete(self.limit, self.spared), ())
 
     async def delete_in_parts(self, budget_s: float) -> Purged:
-        """Half as many at a time until what is refused is the oldest one alone: it is passed over from then on. When `budget_s` is
-        used up, the rest is left for the next batch."""
-        deadline = time.monotonic() + budget_s
-        session, limit = self.session, self.limit
-        refused: list[Spared] = []
-        rows = 0
-        await session.execute("SET CONSTRAINTS ALL IMMEDIATE")
-        while rows < self.limit and time.monotonic() < deadline:
-            spared = [*self.spared, *(each.seq for each in refused)]
-            await session.execute("SAVEPOINT part")
-            try:
-                deleted = await self._delete(limit, spared)
-            except asyncpg.PostgresError as error:
-                if blame_of(error) is Blame.SERVER:
-                    raise
-                await session.execute("ROLLBACK TO SAVEPOINT part; RELEASE SAVEPOINT part")
-                if limit == 1:
-                    ((seq, id_),) = await session.fetch("purge_next", self.instance, self.older_than_s, 1, spared)
-                    refused.append(Spared(seq, id_, said(error)))
-                limit = max(1, limit // 2)
-                continue
-            await session.execute("RELEASE SAVEPOINT part")
-            if deleted < limit:
-                break
-            rows += deleted
-            limit = min(2 * limit, self.limit)
-        return Purged(rows, refused)
+        """The same, but for rows that are refused, which are told."""
+        return Purged(*await in_parts(self.session, self._delete, self._next, self.limit, self.spared, budget_s))
 
     async def _delete(self, limit: int, spared: Sequence[int]) -> int:
         ((rows, untouched),) = await self.session.fetch("purge", self.instance, self.older_than_s, limit, spared)
         demand_change(untouched)
         return int(rows)
+
+    async def _next(self, spared: Sequence[int]) -> tuple[int, str]:
+        ((seq, id_),) = await self.session.fetch("purge_next", self.instance, self.older_than_s, 1, spared)
+        return seq, id_

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from relay.core.failures import Failure
 from relay.core.ladder import reconnect_backoff
 from relay.core.ports.broker import Rejection
-from relay.core.ports.outbox import DUE_INLINE_BYTES, Armed
+from relay.core.ports.outbox import DUE_INLINE_BYTES, Armed, Claim
 from relay.engine import Engine
 from relay.errors import DatabaseRefused, RowUnreadable, StatementTooSlow
 from relay.housekeeping import BACKLOG_INTERVAL_S, Housekeeping
@@ -61,6 +61,12 @@ FOLLOWER_ROWS = 200
 FOLLOWER_ROWS_EACH = 100
 """Held rows that are loaded behind due ones, in all and a key: enough for a key to go on while the next are asked for."""
 
+POLICY_QUICK_S = 0.5
+"""Rows a statement are doubled again where they took no longer than that."""
+
+POLICY_SPARED_MAX = 1000
+"""With more rows that refuse it the shards are read all the same: the rest keeps the policy under which it was parked."""
+
 POLICY_ROWS = 2000
 """One more than is remembered a shard: the shard then counts as full of them."""
 
@@ -96,6 +102,9 @@ class Reader:
         self._has_load_room = True
         """Whether the last large body that was wanted fitted in."""
         self._load_rows_max = LOAD_ROWS
+        self._policy_rows = POLICY_ROWS
+        self._policy_spared: set[int] = set()
+        """Seqs of parked rows that the database does not let have our policy."""
         self._slow: dict[int, Row] = {}
         """Rows whose bodies took too long, by seq; the first of them is tried next, at `_slow_at`."""
         self._slow_at = _NEVER
@@ -339,13 +348,36 @@ class Reader:
         """New shards: first their parked rows get our policy, then they are read. What is held in them the walk tells,
         whose first page comes before that."""
         engine = self._engine
+        self._add_shards([claim for claim in engine.claimed if not claim.has_other_policy])
         claims = list(engine.claimed)
-        epochs = {claim.shard: claim.epoch for claim in claims if claim.has_other_policy}
+        epochs = {claim.shard: claim.epoch for claim in claims}
         if epochs:
-            if not await engine.outbox.apply_policy(epochs, POLICY_ROWS):
+            if not await self._apply_policy(epochs):
                 engine.to_read.set()
                 return
             engine.leases.on_policy(epochs)
+            self._add_shards(claims)
+
+    async def _apply_policy(self, epochs: Mapping[int, int]) -> bool:
+        """Some rows of it; whether that was all. As many as go through in time, and not those that refuse it."""
+        engine = self._engine
+        began = engine.clock.now()
+        try:
+            applied = await engine.outbox.apply_policy(epochs, self._policy_rows, list(self._policy_spared))
+        except StatementTooSlow:
+            self._policy_rows = max(1, self._policy_rows // 4)
+            raise
+        if engine.clock.now() - began < POLICY_QUICK_S:
+            self._policy_rows = min(2 * self._policy_rows, POLICY_ROWS)
+        for each in applied.refused:
+            self._policy_spared.add(each.seq)
+            engine.log.warning("policy_refused", seq=each.seq, id=each.id, error=each.error)
+        return applied.is_done or len(self._policy_spared) > POLICY_SPARED_MAX
+
+    def _add_shards(self, claims: Sequence[Claim]) -> None:
+        engine = self._engine
+        if not claims:
+            return
         for claim in claims:
             if claim not in engine.claimed:
                 continue  # Lost or given away meanwhile.

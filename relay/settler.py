@@ -12,7 +12,7 @@ from collections.abc import Collection, Sequence
 from relay.core.ladder import reconnect_backoff
 from relay.core.ports.outbox import Fault, Settled, Settlement
 from relay.engine import Decisions, Engine
-from relay.errors import DatabaseLost, DatabaseRefused
+from relay.errors import DatabaseLost, DatabaseRefused, StatementTooSlow
 from relay.message import Aside, Key, Row, State
 
 _SETTLING = State.SETTLING
@@ -38,6 +38,11 @@ each time, for each time it is published."""
 UNDONE_MAX = 1000
 """Rows whose vain tries are counted."""
 
+SLOW_S = 1.0
+QUICK_S = 0.5
+"""A settlement that was cut off, or lost after so long, is tried again with a quarter of its rows (a trigger, a disk that takes
+milliseconds for each), and with twice as many after one that was quick."""
+
 REFUSALS_MAX = 20
 """Refused so many times in a row, new sessions are opened: the schema may have changed."""
 
@@ -45,6 +50,7 @@ REFUSALS_MAX = 20
 class Settler:
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
+        self._rows_max = BATCH_ROWS_MAX
         self._locked: list[Row] = []
         """Sent rows; what else somebody's lock made miss waits in the three below. All until `_locked_until`."""
         self._tested: list[Row] = []
@@ -89,6 +95,8 @@ class Settler:
                 settled = await engine.outbox.settle(settlement)
             except DatabaseRefused as error:
                 refusals += 1
+                if isinstance(error, StatementTooSlow):
+                    self._take_fewer(len(settlement))
                 self._put_back(settlement)
                 if refusals == 1:
                     engine.log.warning("settlement_refused", error=error, rows=len(settlement))
@@ -99,12 +107,17 @@ class Settler:
             except (DatabaseLost, asyncio.CancelledError):
                 # Another part may have noticed the loss first, and this one is cancelled. Sent rows stay decided;
                 # the rest is dropped by Engine.lose_sessions with their rows.
+                if engine.clock.now() - started >= SLOW_S:
+                    self._take_fewer(len(settlement))
                 self._put_back(settlement)
                 raise
             if refusals:
                 engine.log.info("settlement_resumed")
                 refusals = 0
-            engine.metrics.settle_seconds.observe(engine.clock.now() - started)
+            took_s = engine.clock.now() - started
+            if took_s < QUICK_S:
+                self._rows_max = min(2 * self._rows_max, BATCH_ROWS_MAX)
+            engine.metrics.settle_seconds.observe(took_s)
             self._apply(settlement, settled, serial)
             if rest:
                 engine.to_settle.set()
@@ -165,16 +178,34 @@ class Settler:
             scheduled=[row for row in decisions.scheduled if row.state is _SETTLING],
             promotions=[each for each in decisions.promotions if each[0] in engine.leases],
         )
+        if len(settlement) > self._rows_max < BATCH_ROWS_MAX:
+            settlement = self._part_of(settlement)
         # A row here is never of a shard that we know lost: such rows are forgotten at once.
-        shards = {row.shard for row in sent}
-        if len(settlement) > len(sent):
+        shards = {row.shard for row in settlement.sent}
+        if len(settlement) > len(settlement.sent):
             shards.update(setback.row.shard for setback in settlement.setbacks)
             for rows in (settlement.followers, settlement.tested, settlement.scheduled):
                 shards.update(row.shard for row in rows)
             shards.update(shard for shard, _ in settlement.promotions)
         epoch = engine.leases.epoch
         settlement.fences.update((shard, epoch(shard)) for shard in shards)
-        return settlement, decisions.serial, bool(engine.decisions.sent)
+        return settlement, decisions.serial, bool(len(engine.decisions))
+
+    def _part_of(self, whole: Settlement) -> Settlement:
+        """As many of one kind as may go together; the others are put back."""
+        part = Settlement()
+        for name in ("sent", "setbacks", "followers", "tested", "scheduled", "promotions"):
+            if items := getattr(whole, name):
+                setattr(part, name, items[: self._rows_max])
+                setattr(whole, name, items[self._rows_max :])
+                break
+        self._put_back(whole)
+        for follower in whole.followers:
+            self._engine.note_holding(follower, ())
+        return part
+
+    def _take_fewer(self, rows: int) -> None:
+        self._rows_max = max(1, min(rows, self._rows_max) // 4)
 
     def _put_back(self, settlement: Settlement) -> None:
         """Refused: the decisions stand, before what was decided since."""

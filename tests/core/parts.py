@@ -24,6 +24,7 @@ from relay.core.ports.outbox import (
     Page,
     PageRequest,
     Place,
+    PolicyApplied,
     Purged,
     Renewal,
     Searched,
@@ -179,8 +180,8 @@ class TestedOutbox:
     async def held_keys(self, shards: Sequence[int], after: Place | None, limit: int) -> HeldPage:
         return await self._call("held_keys", shards, after, limit)  # type: ignore[no-any-return]
 
-    async def apply_policy(self, epochs: Mapping[int, int], limit: int) -> bool:
-        return await self._call("apply_policy", epochs, limit)  # type: ignore[no-any-return]
+    async def apply_policy(self, epochs: Mapping[int, int], limit: int, spared: Sequence[int] = ()) -> PolicyApplied:
+        return await self._call("apply_policy", epochs, limit, spared)  # type: ignore[no-any-return]
 
     async def arm(self, wait_s: float) -> Armed:
         return await self._call("arm", wait_s)  # type: ignore[no-any-return]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import logging
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import pytest
@@ -19,8 +20,11 @@ from relay.core.ports.outbox import (
     HeldPage,
     Page,
     PageRequest,
+    PolicyApplied,
+    Purged,
     Settled,
     Settlement,
+    Spared,
     Writer,
 )
 from relay.core.settings import EngineSettings
@@ -51,6 +55,48 @@ async def test_a_purge_that_is_refused_stops_no_reading() -> None:
     parts.clock.time += 1.0
     await parts.reader._turn()
     assert len(parts.outbox.calls("purge")) == 1
+
+
+async def test_a_purge_that_takes_too_long_takes_fewer_rows() -> None:
+    """The same thousand ran into the time limit each time, and the table grew for ever."""
+    asked: list[int] = []
+
+    def purge(older_than_s: float, limit: int, spared: Sequence[int]) -> Purged:
+        asked.append(limit)
+        if limit > 100:
+            raise StatementTooSlow("canceling statement due to statement timeout")
+        return Purged(limit, ())
+
+    parts = reading_parts(purge=purge, check=Check(1, [], 0.0))
+    while len(asked) < 6:
+        await parts.reader._housekeeping.turn()
+        parts.clock.time += 1.0
+    assert asked == [1000, 250, 62, 124, 31, 62]
+
+
+async def test_the_policy_of_parked_rows_keeps_no_other_shard_from_being_read(caplog: pytest.LogCaptureFixture) -> None:
+    asked: list[tuple[int, list[int]]] = []
+
+    def apply(epochs: Mapping[int, int], limit: int, spared: Sequence[int]) -> PolicyApplied:
+        asked.append((limit, list(spared)))
+        if len(asked) == 1:
+            raise StatementTooSlow("canceling statement due to statement timeout")
+        if len(asked) == 2:
+            return PolicyApplied(False, [Spared(7, "m7", "the period is closed")])
+        return PolicyApplied(True)
+
+    parts = reading_parts(apply_policy=apply, check=Check(1, [], 0.0), page=Page([], []))
+    parts.engine.leases.on_claimed([Claim(1, 1, 0), Claim(2, 1, 0)], parts.clock.now())
+    parts.engine.claimed = [Claim(1, 1, 0, has_other_policy=True), Claim(2, 1, 0)]
+    with pytest.raises(StatementTooSlow):
+        await parts.reader._turn()
+    assert 2 in parts.engine.reading.cursors and 1 not in parts.engine.reading.cursors
+    await parts.reader._turn()
+    assert 1 not in parts.engine.reading.cursors
+    await parts.reader._turn()
+    assert 1 in parts.engine.reading.cursors
+    assert asked == [(2000, []), (500, []), (1000, [7])]
+    assert [record.getMessage() for record in caplog.records if "policy" in record.getMessage()] == ["policy_refused"]
 
 
 async def test_a_relay_without_shards_says_nothing_of_writers() -> None:
@@ -602,12 +648,14 @@ async def test_a_shard_that_holds_too_many_keys_asks_for_its_own_rows_only() -> 
 
 
 async def test_a_shard_is_read_when_its_parked_rows_have_our_policy() -> None:
-    parts = reading_parts(apply_policy=False, check=Check(1, [], 0.0), page=Page([], [make_row(1, shard=1)]))
+    parts = reading_parts(
+        apply_policy=PolicyApplied(False), check=Check(1, [], 0.0), page=Page([], [make_row(1, shard=1)])
+    )
     parts.engine.leases.on_claimed([Claim(1, 1, 0)], parts.clock.now())
     parts.engine.claimed = [Claim(1, 1, 0, has_other_policy=True)]
     await parts.reader._turn()
     assert 1 not in parts.engine.reading.cursors
-    parts.outbox.answers["apply_policy"] = True
+    parts.outbox.answers["apply_policy"] = PolicyApplied(True)
     await parts.reader._turn()
     assert 1 in parts.engine.reading.cursors
     assert [call.arguments[0] for call in parts.outbox.calls("apply_policy")] == [{1: 1}, {1: 1}]

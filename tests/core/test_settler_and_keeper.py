@@ -8,11 +8,11 @@ import logging
 import pytest
 
 from relay import settler
-from relay.core.ports.outbox import Claim, Held, Page
+from relay.core.ports.outbox import Claim, Held, Page, Settled, Settlement
 from relay.core.settings import EngineSettings
-from relay.errors import DatabaseRefused
+from relay.errors import DatabaseLost, DatabaseRefused, StatementTooSlow
 from relay.keeper import LEAVING_TRIES, RENEWALS_PER_LEASE, SKIPPED_RETRY_S, Keeper
-from relay.message import State
+from relay.message import Row, State
 from tests.core.parts import Parts, eventually, make_row, renewal, turns
 
 # ---------------------------------------------------------------- the settler
@@ -63,6 +63,55 @@ async def test_a_refused_settlement_is_tried_again_with_the_same_decisions() -> 
         assert (await parts.settled()).sent == rows
         parts.commit(done=rows)
         await eventually(lambda: len(parts.engine.chains) == 0)
+
+
+async def test_what_takes_too_long_is_settled_in_smaller_parts() -> None:
+    """A trigger of five milliseconds a row: the same thousand rows ran into the time limit for ever, and all else behind them."""
+    parts = Parts()
+    rows = [make_row(seq, f"k{seq}") for seq in range(1, 41)]
+    held = make_row(41, "k40")
+    parts.engine.admit([*rows, held])
+    parts.turn()
+    for row in rows[:20]:
+        parts.link.ack(row)
+    for row in rows[20:]:
+        parts.link.give_back(row)
+    sizes: list[int] = []
+    done: list[Row] = []
+
+    def settle(settlement: Settlement) -> Settled:
+        sizes.append(len(settlement))
+        if len(settlement) > 5:
+            raise StatementTooSlow("canceling statement due to statement timeout")
+        rows = [*settlement.sent, *(each.row for each in settlement.setbacks), *settlement.followers]
+        done.extend(rows)
+        return Settled(done=rows)
+
+    parts.outbox.answers["settle"] = settle
+    async with parts.running(parts.settler.run()):
+        await eventually(lambda: len(done) == 41)
+        await eventually(lambda: len(parts.engine.chains) == 0)
+    assert done == [*rows, held]
+    assert sizes[:3] == [41, 10, 2]
+
+
+async def test_what_took_too_long_with_its_sessions_is_smaller_in_the_next_ones() -> None:
+    parts = Parts()
+    rows = [make_row(seq, f"k{seq}") for seq in range(1, 41)]
+    parts.engine.admit(rows)
+    parts.turn()
+    for row in rows:
+        parts.link.ack(row)
+    async with parts.running(parts.settler.run()) as (task,):
+        assert len(await parts.settled()) == 40
+        parts.pass_time(5.0)
+        parts._call.fail(DatabaseLost("no answer in time"))
+        await eventually(task.done)
+        assert isinstance(task.exception(), DatabaseLost)
+    async with parts.running(parts.settler.run()):
+        assert (await parts.settled()).sent == rows[:10]
+        parts.commit(done=rows[:10])
+        assert (await parts.settled()).sent == rows[10:30], "twice as many after one that was quick"
 
 
 async def test_a_row_that_somebody_changed_keeps_its_place_until_it_is_loaded_anew() -> None:

@@ -62,6 +62,12 @@ async def test_open_without_a_server() -> None:
             "INSERT INTO outbox (event_type) VALUES ('x'), ('y'); SELECT setval('outbox_seq_seq', 1)",
             "seq 2, but its sequence stands at 1",
         ),
+        (
+            "INSERT INTO outbox (event_type, aside, holds, parked_at) VALUES ('x', 'parked', true, now());"
+            " INSERT INTO outbox (event_type, aside, due_at) VALUES ('y', 'scheduled', now());"
+            " SELECT setval('outbox_seq_seq', 1)",
+            "seq 2, but its sequence stands at 1",
+        ),
         ("ALTER TABLE outbox DROP COLUMN failure_relay", "lacks the columns failure_relay"),
     ],
 )

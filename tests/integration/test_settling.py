@@ -14,11 +14,12 @@ from relay import arrays, migrate
 from relay.core.holding import Walk
 from relay.errors import (
     DatabaseRefused,
+    StatementTooSlow,
 )
 from relay.message import Aside, Key, Row
 from relay.outbox_sql import texts
 from relay.sessions import Group
-from tests.integration.relay import ALL, Relay, deferred, insert, parked, states
+from tests.integration.relay import ALL, Relay, deferred, id_of, insert, parked, states
 
 # ---------------------------------------------------------------- settling what was sent
 
@@ -364,8 +365,8 @@ async def test_a_new_owner_has_its_own_policy_of_parked_rows(
     claims = await b.claim(ALL)
     assert all(claim.has_other_policy for claim in claims)
     b.take(claims)
-    assert await b.apply_policy(b.epochs, 1) is False, "there may be more"
-    assert await b.apply_policy(b.epochs, 1) is True
+    assert (await b.apply_policy(b.epochs, 1)).is_done is False, "there may be more"
+    assert (await b.apply_policy(b.epochs, 1)).is_done is True
     stuck = await b.stuck()
     assert stuck == ([(two.shard, two.key)] if before else [])
     settled = await b.settle(b.settlement(promotions=list(stuck)))
@@ -387,14 +388,51 @@ async def test_a_policy_that_was_not_applied_to_the_end_is_begun_again(
     await a.settle(a.settlement(setbacks=[parked(row) for row in await a.read()]))
     await a.release(a.held())
     b = await started("b", holds_when_parked=False).start()
-    assert await b.apply_policy(b.epochs, 2) is False
+    assert (await b.apply_policy(b.epochs, 2)).is_done is False
     await b.release(b.held())
     c = await started("c", holds_when_parked=True).start(0)
     claims = await c.claim(ALL)
     assert all(claim.has_other_policy for claim in claims)
     c.take(claims)
-    assert await c.apply_policy(c.epochs, 10) is True
+    assert (await c.apply_policy(c.epochs, 10)).is_done is True
     assert await states(database) == ["parked+"] * 3
+
+
+@pytest.mark.parametrize("refusal", ["RAISE EXCEPTION 'the period is closed'", "RETURN NULL"])
+async def test_one_row_that_refuses_the_policy_keeps_neither_its_shard_nor_the_others(
+    database: asyncpg.Connection, started: Callable[..., Relay], refusal: str
+) -> None:
+    """All that were left kept the old policy for good, and nobody said so."""
+    a = await started("a", holds_when_parked=True).start()
+    await insert(database, *"abcdefgh")
+    await a.settle(a.settlement(setbacks=[parked(row) for row in await a.read()]))
+    await a.release(a.held())
+    await database.execute(
+        f"CREATE FUNCTION closed() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN {refusal}; RETURN new; END $$;"
+        " CREATE TRIGGER closed BEFORE UPDATE ON outbox FOR EACH ROW WHEN (old.seq = 3) EXECUTE FUNCTION closed()"
+    )
+    b = await started("b", holds_when_parked=False).start()
+    applied = await b.apply_policy(b.epochs, 100)
+    assert not applied.is_done
+    assert [(each.seq, each.id) for each in applied.refused] == [(3, await id_of(database, 3))]
+    assert (await b.apply_policy(b.epochs, 100, [3])).is_done
+    assert await states(database) == ["parked" if seq != 3 else "parked+" for seq in range(1, 9)]
+
+
+async def test_a_change_that_takes_too_long_is_a_refusal_of_its_own(
+    database: asyncpg.Connection, started: Callable[..., Relay]
+) -> None:
+    """With fewer rows it goes well: who asks has to know that it was the time."""
+    a = await started("a", holds_when_parked=True, lease_s=1.0).start()
+    await insert(database, *"abcdefgh")
+    rows = await a.read()
+    await database.execute(
+        "CREATE FUNCTION slow() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN PERFORM pg_sleep(0.15); RETURN new; END $$;"
+        " CREATE TRIGGER slow BEFORE UPDATE OR DELETE ON outbox FOR EACH ROW EXECUTE FUNCTION slow()"
+    )
+    with pytest.raises(StatementTooSlow):
+        await a.settle(a.settlement(sent=rows))
+    assert len((await a.settle(a.settlement(sent=rows[:2]))).done) == 2
 
 
 async def test_a_shard_that_was_lost_keeps_its_policy(
@@ -407,7 +445,7 @@ async def test_a_shard_that_was_lost_keeps_its_policy(
     await database.execute("UPDATE outbox_shard SET epoch = epoch + 1")
     b = await started("b", holds_when_parked=True).start(0)
     b.epochs = a.epochs
-    assert await b.apply_policy(b.epochs, 10) is True
+    assert (await b.apply_policy(b.epochs, 10)).is_done is True
     assert await states(database) == ["parked"]
     assert await database.fetchval("SELECT count(*) FROM outbox_shard WHERE parked_hold") == 0
 

@@ -342,7 +342,7 @@ async def case_parked_rows_take_their_owners_policy(table: Table) -> None:
     """In steps; and then nobody has to ask again."""
     first = await table.relay("a", holds_when_parked=True)
     claims = await claim_all(first)
-    assert await first.apply_policy({shard: each.epoch for shard, each in claims.items()}, 10)
+    assert (await first.apply_policy({shard: each.epoch for shard, each in claims.items()}, 10)).is_done
     for key in ("a", "b", "c"):
         await table.insert(key, 2)
         rows = [row for row in (await read(first, claims)).rows if row.key == ("t", key)]
@@ -352,11 +352,11 @@ async def case_parked_rows_take_their_owners_policy(table: Table) -> None:
     taken = await claim_all(second)
     assert all(each.has_other_policy for each in taken.values())
     epochs = {shard: each.epoch for shard, each in taken.items()}
-    assert await second.apply_policy({shard: epoch + 1 for shard, epoch in epochs.items()}, 10), (
+    assert (await second.apply_policy({shard: epoch + 1 for shard, epoch in epochs.items()}, 10)).is_done, (
         "not ours: nothing to do"
     )
-    assert not await second.apply_policy(epochs, 2)
-    assert await second.apply_policy(epochs, 2)
+    assert not (await second.apply_policy(epochs, 2)).is_done
+    assert (await second.apply_policy(epochs, 2)).is_done
     page = await second.held_keys(sorted(taken), None, 100)
     assert all(each.is_lowest_held for each in page.keys), "what was held by them waits for its promotion"
     assert len(page.keys) == 3

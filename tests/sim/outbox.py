@@ -24,6 +24,7 @@ from relay.core.ports.outbox import (
     Page,
     PageRequest,
     Place,
+    PolicyApplied,
     Purged,
     Renewal,
     Searched,
@@ -402,11 +403,11 @@ class FakeOutbox(Settling):
             self._note("held", [(each.key[1], each.highest, each.is_lowest_held) for each in page])
         return HeldPage(page, looked_at[-1][0] if len(looked_at) >= limit else None)
 
-    async def apply_policy(self, epochs: Mapping[int, int], limit: int) -> bool:
+    async def apply_policy(self, epochs: Mapping[int, int], limit: int, spared: Sequence[int] = ()) -> PolicyApplied:
         statement = at_once(lambda: self._apply_policy(dict(epochs), limit))
         return await self._call("apply_policy", "reader", statement, epochs)
 
-    def _apply_policy(self, epochs: dict[int, int], limit: int) -> bool:
+    def _apply_policy(self, epochs: dict[int, int], limit: int) -> PolicyApplied:
         """A parked row stores whether it holds; an owner of another policy rewrites that. H3 follows the take-up."""
         database = self.database
         limit = min(limit, database.options.policy_rows)
@@ -430,7 +431,7 @@ class FakeOutbox(Settling):
             for number in mine:
                 database.put_shard(number, replace(database.shards[number], parked_hold=self.parked_holds))
         self._commit()
-        return len(rows) < limit
+        return PolicyApplied(len(rows) < limit)
 
     async def arm(self, wait_s: float) -> Armed:
         return await self._call("arm", "reader", self._arm(wait_s, self._sessions.get("reader")), wait_s)

@@ -15,8 +15,8 @@ from .batch import Tally, play_all, play_some
 from .outbox import FakeOutbox
 from .shrink import failure, shrink
 
-SEEDS = 300
-LONG_SEEDS = 3000
+SEEDS = 200
+LONG_SEEDS = 1500
 
 
 def _play(seeds: range) -> None:

@@ -261,7 +261,7 @@ class Searched:
 
 @dataclass(frozen=True, slots=True)
 class Spared:
-    """A row past its retention that the database does not let anybody delete, and what it said."""
+    """A row that the database lets nobody delete, though its retention is over, or change; and what it said."""
 
     seq: int
     id: str
@@ -274,6 +274,14 @@ class Purged:
 
     rows: int
     refused: Sequence[Spared]
+
+
+@dataclass(frozen=True, slots=True)
+class PolicyApplied:
+    """What a batch of parked rows that get their owner's policy came to; `is_done`: that was all."""
+
+    is_done: bool
+    refused: Sequence[Spared] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -375,9 +383,9 @@ class Outbox(Protocol):
         below the shard's cursor (H4); by seq."""
         ...
 
-    async def apply_policy(self, epochs: Mapping[int, int], limit: int) -> bool:
-        """Give at most `limit` parked rows of these shards, ours under these epochs, our `RELAY_ON_PARKED`; whether that
-        was all. Before they are read."""
+    async def apply_policy(self, epochs: Mapping[int, int], limit: int, spared: Sequence[int] = ()) -> PolicyApplied:
+        """Give at most `limit` parked rows of these shards, ours under these epochs, our `RELAY_ON_PARKED`, but for those with the
+        seqs `spared`. Before they are read."""
         ...
 
     async def held_keys(self, shards: Sequence[int], after: Place | None, limit: int) -> HeldPage:
