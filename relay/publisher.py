@@ -212,6 +212,9 @@ class Publisher:
         batch = self._quarantine.without_suspects(batch, now)
         if self._mute:
             batch = self._without_mute(link, batch, now)
+            if not batch and chains.ready:
+                # Others stand behind those that make room.
+                return 0.0
         if not batch:
             return self._until_backoff(now)
         self._stall.on_due(now)
@@ -266,14 +269,17 @@ class Publisher:
                 case Verdict.WAIT:
                     rest = engine.chains.put_off(rest, _waiting(route))
                 case Verdict.ASIDE:
-                    self._defer(row, "unanswered", "the broker answers no message of this route", route)
+                    error = "the broker answers no message of this route"
+                    self._defer(row, "unanswered", error, route, NACK_DEFERRAL_S + self._mute.aside_s)
                     rest = rest[1:]
         return going
 
-    def _defer(self, row: Row, reason: str, error: str, route: Route = ("", "")) -> None:
+    def _defer(
+        self, row: Row, reason: str, error: str, route: Route = ("", ""), delay_s: float = NACK_DEFERRAL_S
+    ) -> None:
         """So that rows for other queues flow; no attempt is used up (P2)."""
         engine = self._engine
-        delay_s = jittered(NACK_DEFERRAL_S, engine.random.random())
+        delay_s = jittered(delay_s, engine.random.random())
         holds = may_hold(row, engine.settings)
         engine.set_back(Setback(row, Aside.DEFERRED, holds, delay_s, row.attempts, reason, error, *route))
 
@@ -471,7 +477,8 @@ class Publisher:
                 again.remove(culprit)
         lost = self._quarantine.lose(lost)
         known = set(lost)
-        self._quarantine.suspect([row for row in again if row in known], error, alone=True)
+        # The oldest is tried first, for who is suspected goes from the last on: nothing was refused, and `pipelined` keeps its order.
+        self._quarantine.suspect([row for row in reversed(again) if row in known], error, alone=True)
         self._engine.chains.on_lost([row for row in lost if row.state is State.IN_FLIGHT])
 
     def _end_block(self) -> None:

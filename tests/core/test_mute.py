@@ -40,6 +40,9 @@ def test_where_nobody_is_heard_they_make_room_slowly() -> None:
     for tick in range(1, 200):
         aside += sum(mute.judge(A, 101.0 + tick / 10) is Verdict.ASIDE for _ in range(100))
     assert 0.8 * 19.9 * ASIDE_PER_S <= aside <= 19.9 * ASIDE_PER_S + ASIDE_PER_S
+    assert aside / mute.aside_s == ASIDE_PER_S / 2, "those that come back leave room for others to make room"
+    mute.on_answered([B])
+    assert mute.aside_s == 0.0
 
 
 def test_a_new_silence_begins_anew() -> None:
@@ -48,4 +51,4 @@ def test_a_new_silence_begins_anew() -> None:
     mute.on_answered([B])
     mute.add([A])
     assert mute.judge(A, 100.0) is Verdict.GO
-    assert [mute.judge(A, 102.0) for _ in range(20)][-1] is Verdict.WAIT
+    assert [mute.judge(A, 102.0) for _ in range(200)][-1] is Verdict.WAIT

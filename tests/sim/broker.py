@@ -59,6 +59,8 @@ class Rabbit:
     unroutable: set[str] = field(default_factory=set)
     full: set[str] = field(default_factory=set)
     """Event types whose queue is full and rejects."""
+    silent: set[str] = field(default_factory=set)
+    """Event types whose queue does nothing, and is waited for (its majority is away)."""
     is_up: bool = True
     has_exchange: bool = True
     is_blocked: bool = False
@@ -87,6 +89,15 @@ class Rabbit:
         """Everything is taken, nothing is confirmed: only the acks vanish, or come late."""
         self.is_hushed = on
         self.history.note("broker", "confirms nothing" if on else "confirms again")
+        self._go_on()
+
+    def silence(self, event_type: str, on: bool) -> None:
+        """A queue without its majority: what it gets stays where it is, and has no confirm before it is well again."""
+        self.history.note("broker", "is silent over" if on else "is heard over", event_type)
+        if on:
+            self.silent.add(event_type)
+        else:
+            self.silent.discard(event_type)
         self._go_on()
 
     def _go_on(self) -> None:

@@ -109,6 +109,8 @@ class FakeLink:
         # The server's side.
         self._pipe: collections.deque[Message] = collections.deque()
         self._arrived: collections.deque[Message] = collections.deque()
+        self._stuck: list[Message] = []
+        """Taken, for queues that do nothing."""
         self._decided: dict[str, Message] = {}
         """Not confirmed yet, by id, in the order of arrival."""
         self._is_cut = False
@@ -227,11 +229,18 @@ class FakeLink:
         self._tell_of_block()
         if rabbit.is_blocked:
             return
+        self._arrived.extendleft(reversed([each for each in self._stuck if each.row.event_type not in rabbit.silent]))
+        self._stuck = [each for each in self._stuck if each.row.event_type in rabbit.silent]
         while self._arrived:
             message = self._arrived.popleft()
             if not rabbit.has_exchange:
                 self._shut(partial(self._close, Closed.EXCHANGE, NO_EXCHANGE))
                 return
+            if message.row.event_type in rabbit.silent:
+                self._stuck.append(message)
+                if message.is_probe:
+                    self._hear(partial(self._on_passed, message))
+                continue
             if message.row.event_type in ("refused", "refused_all"):
                 self._refuse(message)
                 continue
@@ -257,6 +266,7 @@ class FakeLink:
     def _shut(self, tell: Callable[[], None]) -> None:
         """The server closes: what has arrived behind the message at fault is not looked at."""
         self._arrived.clear()
+        self._stuck.clear()
         self._pipe.clear()
         if not self._is_deaf:
             self._end_server_side(arrives=True)
@@ -309,7 +319,7 @@ class FakeLink:
             return
         decided = list(self._decided.values())
         count = rabbit.random.randint(1, len(decided))
-        if rabbit.random.random() < rabbit.options.multiple:
+        if rabbit.random.random() < rabbit.options.multiple and not self._stuck:
             said = decided[:count]
             frames = _covering([each for each in said if not each.is_probe])
             frames += _covering([each for each in said if each.is_probe])
