@@ -8,22 +8,18 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
-from typing import Final
 
 from aiormq import Connection
 
 from relay.broker.encode import Encoder
 from relay.broker.exchanges import Exchanges, Forbidden
-from relay.broker.link import AmqpLink
+from relay.broker.link import SIZE_LIMIT_AGE_S, AmqpLink
 from relay.broker.opening import first_of, opened
 from relay.broker.wire import Wire
 from relay.core.ports.broker import LinkListener
 from relay.errors import BrokerUnavailable, ExchangeMissing
 from relay.message import PayloadType
 from relay.route import Router
-
-_SIZE_LIMIT_AGE_S: Final = 60.0
-"""How long a size that the broker refused is held against rows, should its configuration change meanwhile."""
 
 
 class AmqpBroker:
@@ -52,7 +48,8 @@ class AmqpBroker:
         self._source = source
         self._is_mandatory = is_mandatory
         self._connection_name = connection_name
-        self._size_limit: tuple[int, float] | None = None
+        self._size_limits: dict[str, tuple[int, float]] = {}
+        """By URL: the largest body, and until when that is believed."""
         self._forbidden = Forbidden()
 
     async def connect(self, listener: LinkListener, payload_type: PayloadType) -> AmqpLink:
@@ -68,7 +65,7 @@ class AmqpBroker:
 
         async def finish(connection: Connection, wire: Wire) -> AmqpLink:
             await self._verify_exchange(connection)
-            return await self._link(connection, wire, listener, payload_type)
+            return await self._link(url, connection, wire, listener, payload_type)
 
         return await opened(url, self._connection_name, finish)
 
@@ -86,14 +83,16 @@ class AmqpBroker:
             )
 
     async def _link(
-        self, connection: Connection, wire: Wire, listener: LinkListener, payload_type: PayloadType
+        self, url: str, connection: Connection, wire: Wire, listener: LinkListener, payload_type: PayloadType
     ) -> AmqpLink:
         channel = (await connection.channel(publisher_confirms=True)).number
         if wire.lost is not None:
             raise BrokerUnavailable(wire.lost)
 
+        loop = asyncio.get_running_loop()
+
         def encoder(number: int) -> Encoder:
-            return Encoder(
+            made = Encoder(
                 self._router,
                 channel=number,
                 frame_max=connection.connection_tune.frame_max,
@@ -101,8 +100,15 @@ class AmqpBroker:
                 envelope_name=self._envelope_name,
                 source=self._source,
                 is_mandatory=self._is_mandatory,
-                body_bytes_max=self._body_bytes_max(),
             )
+            limit, until = self._size_limits.get(url, (0, 0.0))
+            if loop.time() < until:
+                made.limit_body(limit)
+                loop.call_at(until, made.limit_body, None)
+            return made
+
+        def learn_size_limit(limit_bytes: int) -> None:
+            self._size_limits = {url: (limit_bytes, loop.time() + SIZE_LIMIT_AGE_S)}
 
         return AmqpLink(
             connection,
@@ -113,16 +119,8 @@ class AmqpBroker:
             constant_exchange=self._router.constant_exchange,
             forbidden=self._forbidden,
             database_now=self._database_now,
-            on_size_limit=self._learn_size_limit,
+            on_size_limit=learn_size_limit,
         )
-
-    def _learn_size_limit(self, limit_bytes: int) -> None:
-        self._size_limit = (limit_bytes, asyncio.get_running_loop().time() + _SIZE_LIMIT_AGE_S)
-
-    def _body_bytes_max(self) -> int | None:
-        if self._size_limit is None or asyncio.get_running_loop().time() > self._size_limit[1]:
-            return None
-        return self._size_limit[0]
 
 
 def _nobody(exchange: str) -> None:

@@ -6,14 +6,13 @@ Owns: the file descriptor, the lock that keeps a second relay out of the file, a
       |--a torn last line of ours: cut off             |--no room, or an error--> cut back to the last synced byte
 
 Invariants: what `append` has returned from is synced; what it raised over is not in the file, unless the cut failed
-too: then it is repaired at the next `open`. A stream (a pipe, a terminal, whatever the standard output is) is not cut: a
+too: then it is cut off before the next `append`, or at the next `open`. A stream (a pipe, a terminal, whatever the standard output is) is not cut: a
 torn line is ended there, by this appender or the next one (`Tail`), and is one that is no JSON. No threads, no event loop:
 `append` blocks.
 """
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import fcntl
 import os
@@ -65,6 +64,8 @@ class Appender:
         self._descriptor = descriptor
         self._stream = stream
         """Of a stream: locked by us."""
+        self._whole: int | None = None
+        """How long the file was before half a line that could not be cut off; it is before anything else is appended."""
 
     @classmethod
     def open(cls, path: str, tail: Tail) -> Appender:
@@ -105,13 +106,19 @@ class Appender:
             return
         # Nobody else writes here, but somebody may have truncated it.
         size = os.fstat(self._descriptor).st_size
+        if self._whole is not None and size > self._whole:
+            os.ftruncate(self._descriptor, self._whole)
+            size = self._whole
+        self._whole = None
         try:
             _write_all(self._descriptor, data)
             os.fdatasync(self._descriptor)
         except OSError:
-            # Why it failed is what is raised; `open` repairs what this leaves.
-            with contextlib.suppress(OSError):
+            # Why it failed is what is raised.
+            try:
                 os.ftruncate(self._descriptor, size)
+            except OSError:
+                self._whole = size
             raise
 
     def is_moved(self) -> bool:

@@ -76,7 +76,8 @@ class Encoder:
         self._is_plain = self._envelope.content_type is None
         self._content_type = self._envelope.content_type or DEFAULT_CONTENT_TYPE[payload_type]
         self._is_mandatory = is_mandatory
-        self._body_bytes_max = 2**63 if body_bytes_max is None else body_bytes_max
+        self._body_bytes_max = 0
+        self.limit_body(body_bytes_max)
         self._channel = U16(channel)
         self._body_head = _BODY + self._channel
         self._frame_payload_max = frame_max - FRAME_OVERHEAD if frame_max else 2**32 - 1
@@ -231,11 +232,11 @@ class Encoder:
             raise MessageInvalid(
                 f"properties and headers have {len(payload)} bytes, one frame holds {self._frame_payload_max}"
             )
-        return exchange, b"".join((method, U32(len(payload)), payload, _END, self._body_frames(body)))
+        return exchange, b"".join((method, U32(len(payload)), payload, _END, *self._body_frames(body)))
 
-    def limit_body(self, bytes_max: int) -> None:
-        """The broker takes no larger body than this."""
-        self._body_bytes_max = bytes_max
+    def limit_body(self, bytes_max: int | None) -> None:
+        """The broker takes no larger body than this; `None`: who knows."""
+        self._body_bytes_max = 2**63 if bytes_max is None else bytes_max
 
     def route_of(self, row: Row) -> tuple[str, str]:
         """(exchange, routing key) of a row, for a report; empty where it has none."""
@@ -366,14 +367,15 @@ class Encoder:
         self._seconds[second] = stamp
         return stamp
 
-    def _body_frames(self, body: bytes) -> bytes:
-        """The body in frames of at most the negotiated size; none for an empty body."""
-        step = self._frame_payload_max
-        pieces: list[bytes] = []
+    def _body_frames(self, body: bytes) -> list[bytes | memoryview]:
+        """The pieces of the body in frames of at most the negotiated size; none for an empty body. A body of a hundred MiB is copied
+        once, into its message."""
+        step, whole = self._frame_payload_max, memoryview(body)
+        pieces: list[bytes | memoryview] = []
         for start in range(0, len(body), step):
-            piece = body[start : start + step]
+            piece = whole[start : start + step]
             pieces += (_BODY, self._channel, U32(len(piece)), piece, _END)
-        return b"".join(pieces)
+        return pieces
 
 
 @dataclass(frozen=True, slots=True)

@@ -34,6 +34,9 @@ from relay.core.window import ProtocolViolation, Settled, Window
 from relay.errors import MessageInvalid
 from relay.message import Row
 
+SIZE_LIMIT_AGE_S: Final = 60.0
+"""How long a size that the broker refused is held against rows, should its configuration change meanwhile."""
+
 CLOSE_TIMEOUT_S: Final = 3.0
 """An orderly close that takes longer is not worth waiting for: the socket is dropped."""
 
@@ -300,6 +303,7 @@ class AmqpLink:
         if refusal.body_bytes_max is not None:
             self._on_size_limit(refusal.body_bytes_max)
             self._encoder.limit_body(refusal.body_bytes_max)
+            self._loop.call_later(SIZE_LIMIT_AGE_S, self._encoder.limit_body, None)
         if refusal.is_of_exchange and refusal.exchange is not None and self._is_rows_fault(refusal):
             if refusal.is_missing:
                 self._exchanges.forget(refusal.exchange)

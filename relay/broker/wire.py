@@ -37,8 +37,10 @@ _CONFIRM: Final = Struct(">QB").unpack_from
 _CLOSE_CODE: Final = Struct(">H").unpack_from
 _FRAME_MIN: Final = 8
 _ACK_BYTES: Final = 21
-# A frame is at most what was negotiated, 128 KiB with RabbitMQ; beyond this it is no AMQP any longer.
 _FRAME_MAX: Final = 1 << 24
+"""Before it is negotiated (128 KiB with RabbitMQ, unless an operator made it more): beyond this it is no AMQP."""
+_TUNE: Final = b"\x00\x0a\x00\x1e"
+_TUNE_FRAME_MAX: Final = Struct(">2xI").unpack_from
 _END: Final = 0xCE
 _HEARTBEAT: Final = b"\x08\x00\x00\x00\x00\x00\x00\xce"
 _HEARTBEAT_INTERVAL_S: Final = 1.0
@@ -104,7 +106,10 @@ class Wire(asyncio.StreamReaderProtocol):
         self._channels: dict[int, ChannelListener] = {}
         self._consumers: dict[int, DeliveryListener] = {}
         self._ack_prefix = _NOTHING
-        self._partial = b""
+        self._pieces: list[bytes] = []
+        """Of a frame of which so much is missing."""
+        self._missing = 0
+        self._frame_max = _FRAME_MAX
         self.is_amqp = True
         """What came so far can be read as frames."""
         self._returns: dict[int, tuple[str, str, str]] = {}
@@ -169,8 +174,14 @@ class Wire(asyncio.StreamReaderProtocol):
         if not self.is_amqp:
             super().data_received(data)
             return
-        if self._partial:
-            data = self._partial + data
+        if self._pieces:
+            self._pieces.append(data)
+            self._missing -= len(data)
+            if self._missing > 0:
+                return
+            # Joined once: a large one comes in hundreds of pieces.
+            data = b"".join(self._pieces)
+            self._pieces.clear()
         try:
             self._split(data)
         except ProtocolViolation as error:
@@ -193,6 +204,7 @@ class Wire(asyncio.StreamReaderProtocol):
         """Deal out the frames of `data`; data[start:at] is what aiormq has to see and was not given yet."""
         start = at = 0
         size = len(data)
+        self._missing = 1
         while size - at >= _FRAME_MIN:
             if data.startswith(self._ack_prefix, at) and self._listener is not None:
                 if size - at < _ACK_BYTES:
@@ -205,12 +217,13 @@ class Wire(asyncio.StreamReaderProtocol):
                 self._listener.on_ack(tag, bool(bits & 1))
                 continue
             kind, channel, length = _FRAME(data, at)
-            if kind not in (1, 2, 3, 8) or length > _FRAME_MAX:
+            if kind not in (1, 2, 3, 8) or length > self._frame_max:
                 # The answer to another protocol version begins with `AMQP`; aiormq knows what to say to it.
                 self.is_amqp = False
                 break
             end = at + _FRAME_MIN + length
             if end > size:
+                self._missing = end - size
                 break
             if data[end - 1] != _END:
                 self.is_amqp = False
@@ -230,11 +243,11 @@ class Wire(asyncio.StreamReaderProtocol):
         if start < at:
             self._forward(data[start:at])
         if self.is_amqp:
-            self._partial = data[at:]
+            if at < size:
+                self._pieces.append(data[at:])
             if start and self.read_at - self._forwarded_at > _HEARTBEAT_INTERVAL_S:
                 self._forward(_HEARTBEAT)
             return
-        self._partial = b""
         if at < size:
             self._forward(data[at:])
         if self._listener is not None:
@@ -290,6 +303,9 @@ class Wire(asyncio.StreamReaderProtocol):
         """A method on channel 0: aiormq's business, which we have to know too."""
         if method == _CONNECTION_CLOSE:
             self.refused = _close(data, at)
+        elif method == _TUNE:
+            # aiormq takes what is offered; 0 is as much as the frame's own field can say.
+            self._frame_max = _TUNE_FRAME_MAX(data, at)[0] or 0xFFFFFFFF
         if self._listener is None:
             return
         if self.refused is not None:

@@ -387,3 +387,32 @@ def test_a_line_begins_anew_where_a_killed_relay_may_have_left_half_of_one(
             stream.append(WHOLE, lambda: False)
             stream.close()
         assert (tmp_path / "out").read_bytes() == found
+
+
+def test_half_a_line_that_could_not_be_cut_off_is_before_the_next_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A file system that needs room to make a file shorter: the next try wrote behind the half line, and its row was lost."""
+    path = tmp_path / "events"
+    appender = Appender.open(str(path), Tail())
+    appender.append(b'{"id":"0"}\n', lambda: False)
+    pieces = iter([5])
+
+    def write(descriptor: int, data: memoryview, written: Any = os.write) -> int:
+        if (size := next(pieces, None)) is None:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return int(written(descriptor, data[:size]))
+
+    def truncate(descriptor: int, size: int) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as full:
+        full.setattr(os, "write", write)
+        full.setattr(os, "ftruncate", truncate)
+        for _ in range(2):
+            with pytest.raises(OSError, match="No space"):
+                appender.append(b'{"id":"1"}\n', lambda: False)
+    assert path.read_bytes() == b'{"id":"0"}\n{"id"'
+    appender.append(b'{"id":"1"}\n', lambda: False)
+    assert ids(path) == ["0", "1"]
+    appender.close()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 from collections.abc import AsyncIterator
 
 import pytest
@@ -11,11 +12,12 @@ from pamqp import commands
 from pamqp.body import ContentBody
 from pamqp.header import ContentHeader
 
-from relay.broker import exchanges
+from relay.broker import amqp, exchanges
 from relay.broker.link import AmqpLink
 from relay.broker.wire import WRITE_BUFFER_BYTES
 from relay.core.ports.broker import Closed
 from relay.message import PayloadType
+from tests.conftest import eventually
 
 from .recorder import Recorder, make_broker, make_row, make_rows
 from .stub import Peer, Published, StubBroker, frames
@@ -277,6 +279,25 @@ async def test_a_refused_size_is_remembered(stub: StubBroker) -> None:
     publication = again.publish([make_row(1, payload=b"x" * 100), make_row(2, payload=b"x" * 99)])
     assert publication.taken == 2
     assert [(each.row.seq, each.reason) for each in publication.rejected] == [(1, "too_large")]
+    await again.close()
+
+
+async def test_a_refused_size_is_believed_for_a_while(stub: StubBroker, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Links live for months: all that was parked since went back there, though the broker had long been told to take it."""
+    monkeypatch.setattr(amqp, "SIZE_LIMIT_AGE_S", 0.3)
+    broker = make_broker(stub.url)
+    recorder = Recorder()
+    link = await broker.connect(recorder, PayloadType.JSON)
+    peer = await stub.peer()
+    link.publish([make_row(1, payload=b"x" * 100)])
+    await peer.published(1)
+    peer.close_channel(406, "PRECONDITION_FAILED - message size 100 is larger than configured max size 99")
+    await recorder.outcomes_of(1)
+    await link.close()
+    again = await broker.connect(Recorder(), PayloadType.JSON)
+    seq = itertools.count(2)
+    assert again.publish([make_row(next(seq), payload=b"x" * 100)]).rejected
+    await eventually(lambda: not again.publish([make_row(next(seq), payload=b"x" * 100)]).rejected)
     await again.close()
 
 

@@ -110,6 +110,42 @@ async def test_the_library_hears_nothing_of_our_outcomes(monkeypatch: pytest.Mon
         await link.close()
 
 
+@pytest.mark.parametrize("frame_max", [0, 64 << 20])
+async def test_a_returned_body_comes_in_one_frame_as_large_as_was_negotiated(frame_max: int) -> None:
+    """Of 16 MiB and more it was no AMQP: the link ended, and the same row went again, for ever."""
+    async with StubBroker(frame_max=frame_max) as stub:
+        recorder = Recorder()
+        link = await make_broker(stub.url).connect(recorder, PayloadType.JSON)
+        peer = await stub.peer()
+        row = make_row(1, payload=b"x" * (17 << 20))
+        link.publish([row])
+        (message,) = await peer.published(1)
+        peer.give_back(message)
+        peer.ack(1)
+        await recorder.outcomes_of(1)
+        assert recorder.returned[0].row is row
+        await link.close()
+
+
+def test_a_large_frame_is_joined_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It comes in hundreds of pieces; joined with each of them the time grew with the square."""
+    loop = asyncio.new_event_loop()
+    wire = Wire(asyncio.StreamReader(loop=loop), loop)
+    split: list[int] = []
+    deal = wire._split
+
+    def spied(data: bytes) -> None:
+        split.append(len(data))
+        deal(data)
+
+    monkeypatch.setattr(wire, "_split", spied)
+    content = b"\x03\x00\x01" + (1 << 20).to_bytes(4, "big") + bytes(1 << 20) + b"\xce"
+    for at in range(0, len(content), 4096):
+        wire.data_received(content[at : at + 4096])
+    assert split == [4096, len(content)]
+    loop.close()
+
+
 async def test_the_adapter_is_what_the_engine_expects() -> None:
     async with StubBroker() as stub:
         broker: Broker = make_broker(stub.url)
