@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import contextlib
 import dataclasses
+from collections.abc import AsyncIterator
 from types import SimpleNamespace
 from typing import Any
 
@@ -149,13 +151,14 @@ class Writer:
         cls.connected_at = asyncio.get_running_loop().time()
         return cls()
 
-    def transaction(self) -> Writer:
-        return self
+    @contextlib.asynccontextmanager
+    async def transaction(self) -> AsyncIterator[None]:
+        yield
 
     async def nothing(self, *_: object, **__: object) -> None:
         pass
 
-    start = rollback = execute = close = nothing
+    execute = fetchval = close = nothing
 
 
 async def test_no_row_is_due_before_all_writers_are_connected(monkeypatch: pytest.MonkeyPatch) -> None:

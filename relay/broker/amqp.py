@@ -49,7 +49,7 @@ class AmqpBroker:
         self._is_mandatory = is_mandatory
         self._connection_name = connection_name
         self._size_limits: dict[str, tuple[int, float]] = {}
-        """By URL: the largest body, and until when that is believed."""
+        """Of the URL whose broker refused a body last: the largest that it takes, and until when that is believed."""
         self._forbidden = Forbidden()
 
     async def connect(self, listener: LinkListener, payload_type: PayloadType) -> AmqpLink:

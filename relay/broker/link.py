@@ -124,6 +124,7 @@ class AmqpLink:
         sent: list[Row] = []
         rejected: list[Rejection] = []
         taken = 0
+        has_large = False
         unverified: str | None = None
         while taken < len(rows):
             if room <= 0:
@@ -154,11 +155,16 @@ class AmqpLink:
             sent.append(row)
             out.append(frames)
             room -= len(frames)
+            has_large |= len(frames) > WRITE_BUFFER_BYTES
             taken += 1
         if out:
             self._window.add(sent)
-            # One write for all; `join` of a single large message's only piece does not copy it.
-            self._transport.write(b"".join(out))
+            # One write for all, which copies them; but for a large one.
+            if has_large:
+                for piece in out:
+                    self._transport.write(piece)
+            else:
+                self._transport.write(b"".join(out))
         return Publication(taken, rejected, unverified)
 
     def probe(self, row: Row) -> Publication:
@@ -303,7 +309,7 @@ class AmqpLink:
         if refusal.body_bytes_max is not None:
             self._on_size_limit(refusal.body_bytes_max)
             self._encoder.limit_body(refusal.body_bytes_max)
-            self._loop.call_later(SIZE_LIMIT_AGE_S, self._encoder.limit_body, None)
+            self._loop.call_at(self._loop.time() + SIZE_LIMIT_AGE_S, self._encoder.limit_body, None)
         if refusal.is_of_exchange and refusal.exchange is not None and self._is_rows_fault(refusal):
             if refusal.is_missing:
                 self._exchanges.forget(refusal.exchange)

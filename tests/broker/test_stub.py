@@ -4,20 +4,21 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import itertools
-from collections.abc import AsyncIterator
+import tracemalloc
+from collections.abc import AsyncIterator, Callable
+from typing import Any
 
 import pytest
 from pamqp import commands
 from pamqp.body import ContentBody
 from pamqp.header import ContentHeader
 
-from relay.broker import amqp, exchanges
-from relay.broker.link import AmqpLink
+from relay.broker import exchanges
+from relay.broker.link import SIZE_LIMIT_AGE_S, AmqpLink
+from relay.broker.refusals import read
 from relay.broker.wire import WRITE_BUFFER_BYTES
 from relay.core.ports.broker import Closed
 from relay.message import PayloadType
-from tests.conftest import eventually
 
 from .recorder import Recorder, make_broker, make_row, make_rows
 from .stub import Peer, Published, StubBroker, frames
@@ -284,7 +285,7 @@ async def test_a_refused_size_is_remembered(stub: StubBroker) -> None:
 
 async def test_a_refused_size_is_believed_for_a_while(stub: StubBroker, monkeypatch: pytest.MonkeyPatch) -> None:
     """Links live for months: all that was parked since went back there, though the broker had long been told to take it."""
-    monkeypatch.setattr(amqp, "SIZE_LIMIT_AGE_S", 0.3)
+    expiries = spied_expiries(monkeypatch)
     broker = make_broker(stub.url)
     recorder = Recorder()
     link = await broker.connect(recorder, PayloadType.JSON)
@@ -294,11 +295,62 @@ async def test_a_refused_size_is_believed_for_a_while(stub: StubBroker, monkeypa
     peer.close_channel(406, "PRECONDITION_FAILED - message size 100 is larger than configured max size 99")
     await recorder.outcomes_of(1)
     await link.close()
+    expiries.clear()
     again = await broker.connect(Recorder(), PayloadType.JSON)
-    seq = itertools.count(2)
-    assert again.publish([make_row(next(seq), payload=b"x" * 100)]).rejected
-    await eventually(lambda: not again.publish([make_row(next(seq), payload=b"x" * 100)]).rejected)
+    assert again.publish([make_row(2, payload=b"x" * 100)]).rejected
+    assert expiries, "on its way"
+    for forget in expiries:
+        forget()
+    assert not again.publish([make_row(3, payload=b"x" * 100)]).rejected
     await again.close()
+
+
+async def test_so_it_is_by_the_link_that_learned_it(stub: StubBroker, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A probe was refused for its size: that closes the probes' channel alone."""
+    expiries = spied_expiries(monkeypatch)
+    async with connected(stub) as (link, _, _):
+        refusal = read(406, "PRECONDITION_FAILED - message size 100 is larger than configured max size 99")
+        assert refusal is not None
+        link._learn(refusal)
+        assert link.publish([make_row(1, payload=b"x" * 100)]).rejected
+        for forget in expiries:
+            forget()
+        assert not link.publish([make_row(2, payload=b"x" * 100)]).rejected
+
+
+def spied_expiries(monkeypatch: pytest.MonkeyPatch) -> list[Callable[[], object]]:
+    """The ends of size limits, as the loop is asked for them: within a minute or so."""
+    loop, found = asyncio.get_running_loop(), list[Callable[[], object]]()
+    call_at = loop.call_at
+
+    def spied(when: float, callback: Callable[..., object], *args: object, **options: Any) -> asyncio.TimerHandle:
+        if getattr(callback, "__name__", "") == "limit_body":
+            assert loop.time() < when <= loop.time() + SIZE_LIMIT_AGE_S
+            found.append(lambda: callback(*args))
+        return call_at(when, callback, *args, **options)
+
+    monkeypatch.setattr(loop, "call_at", spied)
+    return found
+
+
+async def test_a_large_message_is_not_copied_beside_small_ones(stub: StubBroker) -> None:
+    """Its frames are as large as itself, and stay until they are sent."""
+    async with connected(stub) as (link, recorder, peer):
+        rows = [make_row(1), make_row(2, payload=b"x" * (8 << 20)), make_row(3)]
+        tracemalloc.start()
+        try:
+            before = tracemalloc.get_traced_memory()[0]
+            tracemalloc.reset_peak()
+            assert link.publish(rows).taken == 2, "what waits in the socket is bounded"
+            grown = tracemalloc.get_traced_memory()[1] - before
+        finally:
+            tracemalloc.stop()
+        # asyncio's own transport copies what it cannot send at once.
+        copies = 1 if type(asyncio.get_running_loop()).__module__.startswith("uvloop") else 3
+        assert grown < (copies + 0.5) * (8 << 20)
+        await peer.published(2)
+        peer.ack(2, multiple=True)
+        await recorder.outcomes_of(2)
 
 
 async def test_nothing_is_written_while_blocked(stub: StubBroker) -> None:
