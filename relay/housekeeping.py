@@ -12,6 +12,7 @@ import math
 from collections.abc import Awaitable, Callable
 from typing import Final
 
+from relay.core.batch import Batch
 from relay.core.holding import Walk
 from relay.engine import Engine
 from relay.errors import DatabaseRefused, StatementTooSlow
@@ -22,8 +23,6 @@ BACKLOG_BREATH: Final = 50.0
 
 PURGE_INTERVAL_S: Final = 10.0
 PURGE_ROWS: Final = 1000
-PURGE_QUICK_S: Final = 0.5
-"""A batch that was cut down for its time is doubled again where it took no longer than that."""
 
 DISCARD_INTERVAL_S: Final = 10.0
 DISCARD_ROWS: Final = 200
@@ -112,8 +111,7 @@ class Housekeeping:
         """Rows that were seen below floors since the lowest shard had its turn."""
         self._has_marked = engine.settings.marks_sent
         """Whether there may be marked rows to purge."""
-        self._purge_rows = PURGE_ROWS
-        """A batch: fewer where it takes too long."""
+        self._purge_batch = Batch(PURGE_ROWS)
         self._kept: set[int] = set()
         """Seqs of marked rows that the database refuses to delete."""
         self._spared: set[int] = set()
@@ -215,14 +213,13 @@ class Housekeeping:
         engine = self._engine
         if not self._has_marked or len(self._kept) >= SPARED_MAX:
             return None
-        began, limit = engine.clock.now(), self._purge_rows
+        began, limit = engine.clock.now(), self._purge_batch.rows
         try:
             purged = await engine.outbox.purge(engine.settings.retention_s, limit, list(self._kept))
         except StatementTooSlow:
-            self._purge_rows = max(1, limit // 4)
+            self._purge_batch.too_slow(limit)
             raise
-        if engine.clock.now() - began < PURGE_QUICK_S:
-            self._purge_rows = min(2 * limit, PURGE_ROWS)
+        self._purge_batch.took(engine.clock.now() - began)
         for each in purged.refused:
             self._kept.add(each.seq)
             engine.log.warning("purge_spared", seq=each.seq, id=each.id, error=each.error)

@@ -47,13 +47,12 @@ from relay.errors import DatabaseLost, DatabaseRefused, DatabaseUnavailable, Row
 from relay.message import Row
 from relay.migrate import read_schema
 from relay.outbox_sql import COLUMNS, IDENTIFICATION, refuse_unusable, texts
-from relay.policy import Policy
-from relay.purge import Purge
 from relay.refusal import blame_of
 from relay.retention import Retention
 from relay.rows import due_rows, page_rows, reloaded_rows
 from relay.sessions import READ_DEADLINE_S, Group, Sessions
 from relay.settling import SettlementWriter
+from relay.sparing import Sparing
 from relay.urls import DatabaseTarget
 from relay.values import TableName
 
@@ -367,12 +366,11 @@ class PostgresOutbox:
             (shards,) = await session.fetch_one(
                 "fence", arrays.numbers(epochs), arrays.numbers(epochs.values()), self._instance
             )
-            policy = Policy(session, shards or [], self._parked_hold, limit, spared)
-            changed, refused = await policy.apply(self._sessions.bound_s * HUNT_SHARE)
-            is_done = changed < limit and not refused
-            if is_done:
+            policy = Sparing(session, "park_policy", (shards or [], self._parked_hold), spared)
+            spent = await policy.change_in_parts(limit, self._sessions.bound_s * HUNT_SHARE)
+            if spent.is_all:
                 await session.fetch("park_policy_done", shards or [], self._instance, self._parked_hold)
-        return PolicyApplied(is_done, refused)
+        return PolicyApplied(spent.is_all, spent.refused)
 
     async def arm(self, wait_s: float) -> Armed:
         # Whatever the caller's patience: inserts ring while we wait, and polling goes on only after it.
@@ -398,16 +396,17 @@ class PostgresOutbox:
     async def purge(self, older_than_s: float, limit: int, spared: Sequence[int] = ()) -> Purged:
         sessions = self._sessions
         async with _telling_slow(), sessions.call(Group.READER, sessions.bound_s) as session:
-            purge = Purge(session, self._instance, older_than_s, limit, spared)
+            purge = Sparing(session, "purge", (self._instance, older_than_s), spared)
             try:
                 async with session.transaction(self._begin_signed):
-                    return await purge.delete()
+                    return Purged(await purge.change(limit), ())
             except asyncpg.PostgresError as error:
                 if blame_of(error) is Blame.SERVER:
                     raise
             session.set_deadline(sessions.bound_s)
             async with session.transaction(self._begin_signed):
-                return await purge.delete_in_parts(sessions.bound_s * HUNT_SHARE)
+                spent = await purge.change_in_parts(limit, sessions.bound_s * HUNT_SHARE)
+                return Purged(spent.rows, spent.refused)
 
     async def search(self, positions: Sequence[tuple[int, int]], limit: int) -> Searched:
         """As `core.ports.outbox.Outbox.search`. That a shard's owner was unseated the next renewal tells."""

@@ -10,6 +10,7 @@ import asyncio
 import math
 from collections.abc import Mapping, Sequence
 
+from relay.core.batch import Batch
 from relay.core.failures import Failure
 from relay.core.ladder import reconnect_backoff
 from relay.core.ports.broker import Rejection
@@ -61,14 +62,11 @@ FOLLOWER_ROWS = 200
 FOLLOWER_ROWS_EACH = 100
 """Held rows that are loaded behind due ones, in all and a key: enough for a key to go on while the next are asked for."""
 
-POLICY_QUICK_S = 0.5
-"""Rows a statement are doubled again where they took no longer than that."""
-
 POLICY_SPARED_MAX = 1000
 """With more rows that refuse it the shards are read all the same: the rest keeps the policy under which it was parked."""
 
 POLICY_ROWS = 2000
-"""One more than is remembered a shard: the shard then counts as full of them."""
+"""Parked rows a statement."""
 
 REFUSALS_MAX = 20
 LOAD_ROWS = 100
@@ -102,7 +100,7 @@ class Reader:
         self._has_load_room = True
         """Whether the last large body that was wanted fitted in."""
         self._load_rows_max = LOAD_ROWS
-        self._policy_rows = POLICY_ROWS
+        self._policy_batch = Batch(POLICY_ROWS)
         self._policy_spared: set[int] = set()
         """Seqs of parked rows that the database does not let have our policy."""
         self._slow: dict[int, Row] = {}
@@ -361,14 +359,13 @@ class Reader:
     async def _apply_policy(self, epochs: Mapping[int, int]) -> bool:
         """Some rows of it; whether that was all. As many as go through in time, and not those that refuse it."""
         engine = self._engine
-        began = engine.clock.now()
+        began, rows = engine.clock.now(), self._policy_batch.rows
         try:
-            applied = await engine.outbox.apply_policy(epochs, self._policy_rows, list(self._policy_spared))
+            applied = await engine.outbox.apply_policy(epochs, rows, list(self._policy_spared))
         except StatementTooSlow:
-            self._policy_rows = max(1, self._policy_rows // 4)
+            self._policy_batch.too_slow(rows)
             raise
-        if engine.clock.now() - began < POLICY_QUICK_S:
-            self._policy_rows = min(2 * self._policy_rows, POLICY_ROWS)
+        self._policy_batch.took(engine.clock.now() - began)
         for each in applied.refused:
             self._policy_spared.add(each.seq)
             engine.log.warning("policy_refused", seq=each.seq, id=each.id, error=each.error)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Collection, Sequence
 
+from relay.core.batch import Batch
 from relay.core.ladder import reconnect_backoff
 from relay.core.ports.outbox import Fault, Settled, Settlement
 from relay.engine import Decisions, Engine
@@ -39,9 +40,7 @@ UNDONE_MAX = 1000
 """Rows whose vain tries are counted."""
 
 SLOW_S = 1.0
-QUICK_S = 0.5
-"""A settlement that was cut off, or lost after so long, is tried again with a quarter of its rows (a trigger, a disk that takes
-milliseconds for each), and with twice as many after one that was quick."""
+"""A settlement that was lost with its session after so long may have been too large (a trigger, a disk that takes milliseconds a row)."""
 
 REFUSALS_MAX = 20
 """Refused so many times in a row, new sessions are opened: the schema may have changed."""
@@ -50,7 +49,7 @@ REFUSALS_MAX = 20
 class Settler:
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
-        self._rows_max = BATCH_ROWS_MAX
+        self._batch = Batch(BATCH_ROWS_MAX)
         self._locked: list[Row] = []
         """Sent rows; what else somebody's lock made miss waits in the three below. All until `_locked_until`."""
         self._tested: list[Row] = []
@@ -96,7 +95,7 @@ class Settler:
             except DatabaseRefused as error:
                 refusals += 1
                 if isinstance(error, StatementTooSlow):
-                    self._take_fewer(len(settlement))
+                    self._batch.too_slow(len(settlement))
                 self._put_back(settlement)
                 if refusals == 1:
                     engine.log.warning("settlement_refused", error=error, rows=len(settlement))
@@ -108,15 +107,14 @@ class Settler:
                 # Another part may have noticed the loss first, and this one is cancelled. Sent rows stay decided;
                 # the rest is dropped by Engine.lose_sessions with their rows.
                 if engine.clock.now() - started >= SLOW_S:
-                    self._take_fewer(len(settlement))
+                    self._batch.too_slow(len(settlement))
                 self._put_back(settlement)
                 raise
             if refusals:
                 engine.log.info("settlement_resumed")
                 refusals = 0
             took_s = engine.clock.now() - started
-            if took_s < QUICK_S:
-                self._rows_max = min(2 * self._rows_max, BATCH_ROWS_MAX)
+            self._batch.took(took_s)
             engine.metrics.settle_seconds.observe(took_s)
             self._apply(settlement, settled, serial)
             if rest:
@@ -178,7 +176,7 @@ class Settler:
             scheduled=[row for row in decisions.scheduled if row.state is _SETTLING],
             promotions=[each for each in decisions.promotions if each[0] in engine.leases],
         )
-        if len(settlement) > self._rows_max < BATCH_ROWS_MAX:
+        if self._batch.is_cut and len(settlement) > self._batch.rows:
             settlement = self._part_of(settlement)
         # A row here is never of a shard that we know lost: such rows are forgotten at once.
         shards = {row.shard for row in settlement.sent}
@@ -196,16 +194,13 @@ class Settler:
         part = Settlement()
         for name in ("sent", "setbacks", "followers", "tested", "scheduled", "promotions"):
             if items := getattr(whole, name):
-                setattr(part, name, items[: self._rows_max])
-                setattr(whole, name, items[self._rows_max :])
+                setattr(part, name, items[: self._batch.rows])
+                setattr(whole, name, items[self._batch.rows :])
                 break
         self._put_back(whole)
         for follower in whole.followers:
             self._engine.note_holding(follower, ())
         return part
-
-    def _take_fewer(self, rows: int) -> None:
-        self._rows_max = max(1, min(rows, self._rows_max) // 4)
 
     def _put_back(self, settlement: Settlement) -> None:
         """Refused: the decisions stand, before what was decided since."""

@@ -3,7 +3,7 @@
 -- Values:  $1 shards, $2 whether parked rows hold, $3 rows in all, $4 seqs of rows that are spared.
 -- Locks:   the rows, as an UPDATE does; skips those that somebody keeps locked. Under the shards' fence.
 -- Index:   {aside_parked_index}.
--- Caller:  relay/policy.py, before a shard is read that was last owned under something else.
+-- Caller:  relay/sparing.py, before a shard is read that was last owned under something else.
 {other_policy},
      u AS (
         UPDATE {table} o SET holds = $2::bool AND o.aggregate_id IS NOT NULL

@@ -2,7 +2,7 @@
 -- Values:  $1 instance, $2 age in seconds, $3 rows in all, $4 seqs of rows that are spared.
 -- Locks:   the deleted rows, SKIP LOCKED.
 -- Index:   {read_index}, one descent a shard.
--- Caller:  relay/purge.py.
+-- Caller:  relay/sparing.py.
 {purgeable},
      t AS (SELECT o.ctid AS c, o.seq FROM old JOIN {table} o ON o.ctid = old.c
             WHERE o.seq = old.seq AND o.sent_at IS NOT NULL FOR UPDATE OF o SKIP LOCKED),

@@ -10,8 +10,9 @@ from typing import Any
 import asyncpg
 import pytest
 
-from relay import arrays, migrate
+from relay import arrays, migrate, outbox
 from relay.core.holding import Walk
+from relay.core.ports.outbox import PolicyApplied
 from relay.errors import (
     DatabaseRefused,
     StatementTooSlow,
@@ -413,10 +414,25 @@ async def test_one_row_that_refuses_the_policy_keeps_neither_its_shard_nor_the_o
     )
     b = await started("b", holds_when_parked=False).start()
     applied = await b.apply_policy(b.epochs, 100)
-    assert not applied.is_done
+    assert applied.is_done, "all that can be"
     assert [(each.seq, each.id) for each in applied.refused] == [(3, await id_of(database, 3))]
-    assert (await b.apply_policy(b.epochs, 100, [3])).is_done
     assert await states(database) == ["parked" if seq != 3 else "parked+" for seq in range(1, 9)]
+
+
+async def test_a_policy_whose_time_is_used_up_is_not_done(
+    database: asyncpg.Connection, started: Callable[..., Relay], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was noted as done where nobody had been refused by then, and what was left kept the old one for good."""
+    a = await started("a", holds_when_parked=True).start()
+    await insert(database, *"abc")
+    await a.settle(a.settlement(setbacks=[parked(row) for row in await a.read()]))
+    await a.release(a.held())
+    b = await started("b", holds_when_parked=False).start()
+    with monkeypatch.context() as hurried:
+        hurried.setattr(outbox, "HUNT_SHARE", 0.0)
+        assert await b.apply_policy(b.epochs, 100) == PolicyApplied(False, [])
+    assert (await b.apply_policy(b.epochs, 100)).is_done
+    assert await states(database) == ["parked"] * 3
 
 
 async def test_a_change_that_takes_too_long_is_a_refusal_of_its_own(

@@ -278,7 +278,7 @@ class Purged:
 
 @dataclass(frozen=True, slots=True)
 class PolicyApplied:
-    """What a batch of parked rows that get their owner's policy came to; `is_done`: that was all."""
+    """What a batch of parked rows that get their owner's policy came to; `is_done`: that was all, but for those that are refused."""
 
     is_done: bool
     refused: Sequence[Spared] = ()
