@@ -462,24 +462,25 @@ class Publisher:
     def _take_back(self, lost: Sequence[Row], error: str, link: Link | None) -> None:
         """They go again. Those that were lost time and again are tried by themselves: one of them may be what ends the links,
         though the broker, or who cuts in between, does not say so. One that was alone when it was lost once more goes the ladder."""
-        if self._is_rebuilding and link is not None:
-            self._mute.add({link.route_of(row) for row in lost})
-        else:
-            self._losses = {row.seq: self._losses.get(row.seq, 0) + 1 for row in lost}
-        again = [row for row in lost if self._losses.get(row.seq, 0) >= LOSSES_MAX and not self._is_rebuilding]
-        if again:
-            culprit = self._quarantine.lose_alone(again)
-            if culprit is not None:
-                del self._losses[culprit.seq]
-                what = f"lost with {LOSSES_MAX} links and more, at last with nothing else in flight: {error}"
-                self._fail(Rejection(culprit, Failure.UNKNOWN, what))
-                lost = [row for row in lost if row is not culprit]
-                again.remove(culprit)
-        lost = self._quarantine.lose(lost)
-        known = set(lost)
+        chains, quarantine = self._engine.chains, self._quarantine
+        if self._is_rebuilding:
+            # By ourselves, so no row did it.
+            if link is not None:
+                self._mute.add({link.route_of(row) for row in lost})
+            chains.on_lost(quarantine.lose(lost))
+            return
+        self._losses = {row.seq: self._losses.get(row.seq, 0) + 1 for row in lost}
+        culprit = quarantine.lose_alone([row for row in lost if self._losses[row.seq] >= LOSSES_MAX])
+        if culprit is not None:
+            del self._losses[culprit.seq]
+            what = f"lost with {LOSSES_MAX} links and more, at last with nothing else in flight: {error}"
+            self._fail(Rejection(culprit, Failure.UNKNOWN, what))
+        rest = quarantine.lose([row for row in lost if row is not culprit])
         # The oldest is tried first, for who is suspected goes from the last on: nothing was refused, and `pipelined` keeps its order.
-        self._quarantine.suspect([row for row in reversed(again) if row in known], error, alone=True)
-        self._engine.chains.on_lost([row for row in lost if row.state is State.IN_FLIGHT])
+        again = [row for row in reversed(rest) if self._losses[row.seq] >= LOSSES_MAX]
+        quarantine.suspect(again, error, alone=True)
+        # Those that are kept apart are in flight no more.
+        chains.on_lost(rest)
 
     def _end_block(self) -> None:
         engine = self._engine

@@ -48,7 +48,7 @@ class AmqpBroker:
         self._source = source
         self._is_mandatory = is_mandatory
         self._connection_name = connection_name
-        self._size_limits: dict[str, tuple[int, float]] = {}
+        self._size_limit = ("", 0, 0.0)
         """Of the URL whose broker refused a body last: the largest that it takes, and until when that is believed."""
         self._forbidden = Forbidden()
 
@@ -101,14 +101,14 @@ class AmqpBroker:
                 source=self._source,
                 is_mandatory=self._is_mandatory,
             )
-            limit, until = self._size_limits.get(url, (0, 0.0))
-            if loop.time() < until:
+            of_url, limit, until = self._size_limit
+            if of_url == url and loop.time() < until:
                 made.limit_body(limit)
                 loop.call_at(until, made.limit_body, None)
             return made
 
         def learn_size_limit(limit_bytes: int) -> None:
-            self._size_limits = {url: (limit_bytes, loop.time() + SIZE_LIMIT_AGE_S)}
+            self._size_limit = (url, limit_bytes, loop.time() + SIZE_LIMIT_AGE_S)
 
         return AmqpLink(
             connection,

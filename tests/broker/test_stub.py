@@ -14,6 +14,7 @@ from pamqp.body import ContentBody
 from pamqp.header import ContentHeader
 
 from relay.broker import exchanges
+from relay.broker.amqp import AmqpBroker
 from relay.broker.link import SIZE_LIMIT_AGE_S, AmqpLink
 from relay.broker.refusals import read
 from relay.broker.wire import WRITE_BUFFER_BYTES
@@ -265,8 +266,8 @@ async def test_the_broker_closes_the_connection(stub: StubBroker, code: int, tex
         await peer.gone()
 
 
-async def test_a_refused_size_is_remembered(stub: StubBroker) -> None:
-    """The next link of the same broker rejects what the last one was closed over, before it is sent."""
+async def refused_a_size(stub: StubBroker) -> AmqpBroker:
+    """Whose last link was closed over a body of 100 bytes: 99 may go."""
     broker = make_broker(stub.url)
     recorder = Recorder()
     link = await broker.connect(recorder, PayloadType.JSON)
@@ -276,6 +277,12 @@ async def test_a_refused_size_is_remembered(stub: StubBroker) -> None:
     peer.close_channel(406, "PRECONDITION_FAILED - message size 100 is larger than configured max size 99")
     await recorder.outcomes_of(1)
     await link.close()
+    return broker
+
+
+async def test_a_refused_size_is_remembered(stub: StubBroker) -> None:
+    """The next link of the same broker rejects what the last one was closed over, before it is sent."""
+    broker = await refused_a_size(stub)
     again = await broker.connect(Recorder(), PayloadType.JSON)
     publication = again.publish([make_row(1, payload=b"x" * 100), make_row(2, payload=b"x" * 99)])
     assert publication.taken == 2
@@ -286,15 +293,7 @@ async def test_a_refused_size_is_remembered(stub: StubBroker) -> None:
 async def test_a_refused_size_is_believed_for_a_while(stub: StubBroker, monkeypatch: pytest.MonkeyPatch) -> None:
     """Links live for months: all that was parked since went back there, though the broker had long been told to take it."""
     expiries = spied_expiries(monkeypatch)
-    broker = make_broker(stub.url)
-    recorder = Recorder()
-    link = await broker.connect(recorder, PayloadType.JSON)
-    peer = await stub.peer()
-    link.publish([make_row(1, payload=b"x" * 100)])
-    await peer.published(1)
-    peer.close_channel(406, "PRECONDITION_FAILED - message size 100 is larger than configured max size 99")
-    await recorder.outcomes_of(1)
-    await link.close()
+    broker = await refused_a_size(stub)
     expiries.clear()
     again = await broker.connect(Recorder(), PayloadType.JSON)
     assert again.publish([make_row(2, payload=b"x" * 100)]).rejected

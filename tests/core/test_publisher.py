@@ -532,6 +532,14 @@ async def test_rows_that_went_down_with_many_links_are_sent_by_the_first_that_ho
     assert list(parts.link.open) == ["m6", "m7"]
 
 
+def relink(parts: Parts) -> None:
+    """A new link where the last one was closed, as `run_link` makes it."""
+    if parts.engine.link is None:
+        parts.publisher._is_rebuilding = False
+        parts.engine.link = parts.link = TestedLink(parts.publisher)
+        parts.engine.chains.on_verified()
+
+
 async def test_a_mute_queue_does_not_keep_the_window_from_others() -> None:
     """Its rows filled the window, went first again on each link that was built anew for the silence, and filled it again."""
     parts = Parts(EngineSettings(in_flight_max=50, read_ahead_max=1000))
@@ -541,10 +549,7 @@ async def test_a_mute_queue_does_not_keep_the_window_from_others() -> None:
     acked = 0
     is_mute = True
     for _ in range(500):
-        if parts.engine.link is None:
-            parts.publisher._is_rebuilding = False
-            parts.engine.link = parts.link = TestedLink(parts.publisher)
-            parts.engine.chains.on_verified()
+        relink(parts)
         parts.turn()
         for row in list(parts.link.open.values()):
             if row.event_type != "mute" or not is_mute:
@@ -570,10 +575,7 @@ async def test_a_silent_broker_sets_hardly_anything_aside() -> None:
     parts = Parts(EngineSettings(in_flight_max=50, read_ahead_max=1000))
     parts.engine.admit([make_row(seq, f"k{seq}") for seq in range(1, 1001)])
     for _ in range(305):
-        if parts.engine.link is None:
-            parts.publisher._is_rebuilding = False
-            parts.engine.link = parts.link = TestedLink(parts.publisher)
-            parts.engine.chains.on_verified()
+        relink(parts)
         parts.turn()
         parts.pass_time(1.0)
         parts.publisher.watch()
